@@ -1,0 +1,1 @@
+../../taskline/__init__.py

@@ -1,0 +1,1 @@
+../../taskline/__main__.py

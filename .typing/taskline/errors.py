@@ -1,0 +1,1 @@
+../../taskline/errors.py

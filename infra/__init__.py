@@ -1,0 +1,1 @@
+"""What the roles stand on: topics, Kafka clients, telemetry, and the local stack."""

@@ -1,0 +1,67 @@
+"""The log as the roles see it: records in, records out, acknowledgements. Kafka implements it, and so does `taskline.testing`."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# Headers that route a dispatch record without decoding it (docs/reference: topics).
+HEADER_TASK_ID = "taskline-task-id"  # 16 bytes, as in the record
+HEADER_ATTEMPT = "taskline-attempt"  # ASCII decimal, from 1; absent: 1
+# Headers that are added to bytes which go to the dead-letter topic verbatim.
+HEADER_CAUSE = "taskline-cause"
+HEADER_SOURCE = "taskline-source"  # topic/partition/offset
+
+Headers = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """The place of a record in the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutRecord:
+    """A record to append."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = field(default_factory=dict)
+    # None: chosen by the key.
+    partition: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InRecord:
+    """A record that was read."""
+
+    position: Position
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    # Append time in ms since the epoch, by the broker's clock.
+    timestamp_ms: int
+
+
+class AsyncLog(Protocol):
+    """Appends for asyncio code."""
+
+    def append(self, record: OutRecord) -> Future[Position]:
+        """Hand a record over; the future resolves when the broker has acknowledged it (acks=all).
+
+        The future raises:
+            DeliveryFailed: certainly not in the log.
+            DeliveryUnknown: may be in the log.
+            QueueFull: the send buffer stayed full; not in the log.
+        """
+        ...

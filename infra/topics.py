@@ -1,0 +1,101 @@
+"""The topics and groups, declared once; `taskline topics create` makes them and every role checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taskline.schemas.events import Priority
+from taskline.settings import Settings
+
+_DAY_MS = 86_400_000
+DEFAULT_QUEUE = "default"
+# Kafka rolls segments by size; with sparse traffic a segment must still close to be deleted or compressed away.
+_SEGMENT_MS = 7 * _DAY_MS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicSpec:
+    """How one topic must be."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    # Broker-side topic settings that Taskline's guarantees rest on.
+    config: Mapping[str, str]
+    # True: the number of partitions never changes after creation (lanes).
+    fixed_partitions: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topics:
+    """Names of topics and groups under a namespace (`kafka.namespace`, "" or ending in a dot)."""
+
+    namespace: str = ""
+
+    def dispatch(self, queue: str, priority: Priority) -> str:
+        """The topic that carries a queue's tasks of one priority."""
+        middle = "" if queue == DEFAULT_QUEUE else f"{queue}."
+        return f"{self.namespace}tasks.{middle}{priority.value}"
+
+    @property
+    def lifecycle(self) -> str:
+        """The topic of lifecycle batches; its partitions are the lanes."""
+        return f"{self.namespace}tasks.lifecycle"
+
+    @property
+    def dlq(self) -> str:
+        """The topic of dead letters."""
+        return f"{self.namespace}tasks.dlq"
+
+    @property
+    def types(self) -> str:
+        """The topic of task-type registrations (one partition, kept for ever)."""
+        return f"{self.namespace}tasks.types"
+
+    def worker_group(self, queue: str, priority: Priority) -> str:
+        """The consumer group that runs a queue's tasks of one priority."""
+        return f"{self.namespace}taskline-worker-{queue}-{priority.value}"
+
+    @property
+    def projector_group(self) -> str:
+        """The consumer group of the view's projectors."""
+        return f"{self.namespace}taskline-projector"
+
+
+def topology(settings: Settings) -> tuple[TopicSpec, ...]:
+    """Every topic that these settings declare."""
+    names = Topics(namespace=settings.kafka.namespace)
+    declared = settings.topics
+    durable = {
+        "cleanup.policy": "delete",
+        "compression.type": "zstd",
+        "max.message.bytes": str(declared.max_record_bytes),
+        "message.timestamp.type": "LogAppendTime",
+        "min.insync.replicas": str(declared.min_insync_replicas),
+        "retention.bytes": "-1",
+        "retention.ms": str(round(declared.retention_days * _DAY_MS)),
+        "segment.ms": str(_SEGMENT_MS),
+        "unclean.leader.election.enable": "false",
+    }
+
+    def spec(name: str, partitions: int, *, fixed: bool = False, **changed: str) -> TopicSpec:
+        config = durable | {key.replace("_", "."): value for key, value in changed.items()}
+        return TopicSpec(
+            name=name,
+            partitions=partitions,
+            replication_factor=declared.replication_factor,
+            config=config,
+            fixed_partitions=fixed,
+        )
+
+    return (
+        *(
+            spec(names.dispatch(queue, priority), declared.dispatch_partitions)
+            for queue in declared.queues
+            for priority in Priority
+        ),
+        spec(names.lifecycle, declared.lanes, fixed=True),
+        spec(names.dlq, declared.dlq_partitions, max_message_bytes=str(2 * declared.max_record_bytes)),
+        spec(names.types, 1, fixed=True, retention_ms="-1"),
+    )

@@ -1,0 +1,176 @@
+"""The records on Taskline's topics, as frozen values.
+
+Each class mirrors one contract in `avsc/`, which documents the fields. Instants are whole ms since the epoch (UTC),
+as on the wire; `taskline.state` turns them into aware datetimes for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from taskline.schemas.ids import TaskId
+
+# A batch holds fewer events than this, so that (offset, index) packs into one 64-bit sequence number.
+MAX_BATCH_EVENTS = 4096
+
+
+class Priority(StrEnum):
+    """The three dispatch topics of a queue, most urgent first."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSubmitted:
+    """A task enters the system; also the dispatch record that workers consume."""
+
+    task_id: TaskId
+    tenant: str
+    task_type: str
+    queue: str
+    priority: Priority
+    payload: bytes
+    payload_fingerprint: bytes | None = None
+    not_before: int | None = None
+    start_by: int | None = None
+    retain_until: int
+    timeout_ms: int | None = None
+    max_retries: int
+    idempotency_key: str | None = None
+    affinity_key: str | None = None
+    replay_of: TaskId | None = None
+    root_id: TaskId
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LifecycleEvent:
+    """What every lifecycle event carries."""
+
+    # True for the events after which a task is over; the first of them wins (taskline.state.fold).
+    ends: ClassVar[bool] = False
+
+    task_id: TaskId
+    tenant: str
+    attempt: int
+    worker: str
+    at: int
+    retain_until: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started(LifecycleEvent):
+    """A worker took the task; acknowledged before the handler's first line."""
+
+    execution: TaskId
+    source_topic: str
+    source_partition: int
+    source_offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Released(LifecycleEvent):
+    """A started execution was handed back unfinished and spent no attempt."""
+
+    execution: TaskId
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Succeeded(LifecycleEvent):
+    """The handler returned."""
+
+    ends: ClassVar[bool] = True
+
+    execution: TaskId
+    result: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed(LifecycleEvent):
+    """The handler did not return a result."""
+
+    execution: TaskId
+    error_class: str
+    message: str
+    traceback: str | None = None
+    retryable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLettered(LifecycleEvent):
+    """No attempt is left or can help."""
+
+    ends: ClassVar[bool] = True
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LifecycleEntry:
+    """One encoded event in a batch, with what a store must know without decoding it."""
+
+    task_id: TaskId
+    retain_until: int
+    event: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LifecycleBatch:
+    """Lifecycle events of one lane, in order."""
+
+    events: tuple[LifecycleEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """A task that ended on the dead-letter topic, with all that its replay needs."""
+
+    task_id: TaskId
+    tenant: str
+    task_type: str
+    reason: str
+    attempt: int
+    error_class: str
+    message: str
+    traceback: str | None = None
+    worker: str
+    at: int
+    source_topic: str
+    source_partition: int
+    source_offset: int
+    submission: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskTypeRegistered:
+    """A task type, or a new payload schema of one."""
+
+    task_type: str
+    queue: str
+    schema: str | None = None
+    priority: Priority
+    timeout_ms: int | None = None
+    max_retries: int
+    at: int
+
+
+Record = TaskSubmitted | LifecycleEvent | LifecycleBatch | DeadLetter | TaskTypeRegistered
+
+LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (Started, Released, Succeeded, Failed, DeadLettered)
+RECORDS: tuple[type[Record], ...] = (
+    TaskSubmitted,
+    *LIFECYCLE_EVENTS,
+    LifecycleBatch,
+    DeadLetter,
+    TaskTypeRegistered,
+)
+
+
+def sequence_of(offset: int, index: int) -> int:
+    """The place of an event in its lane as one number that sorts like (offset, index)."""
+    return offset * MAX_BATCH_EVENTS + index

@@ -1,0 +1,5 @@
+"""`python -m taskline` is the `taskline` command."""
+
+from taskline.cli import main
+
+main()

@@ -1,0 +1,165 @@
+"""The error tree: one root, shallow, with the facts of each error as attributes.
+
+Callers catch `TasklineError` for "anything Taskline says", or a leaf for a decision. Errors of other libraries
+are chained (`raise … from error`), never hidden.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TasklineError(Exception):
+    """The root of every error that Taskline raises on purpose."""
+
+
+# ---- what a caller got wrong -------------------------------------------------------------------------------
+
+
+class InvalidRequest(TasklineError):
+    """The caller's input can't be accepted; nothing was produced."""
+
+
+class UnknownTaskType(InvalidRequest):
+    """A submission names a task type that is not registered."""
+
+    def __init__(self, task_type: str, known: Iterable[str] = ()) -> None:
+        """Name the type and the nearest of the `known` ones."""
+        self.task_type = task_type
+        self.nearest = nearest(task_type, known)
+        super().__init__(f"unknown task type {task_type!r}{did_you_mean(self.nearest)}")
+
+
+class InvalidPayload(InvalidRequest):
+    """A payload is off its task type's schema."""
+
+    def __init__(self, task_type: str, pointer: str, reason: str) -> None:
+        """Name the field by its JSON pointer (RFC 6901; "" is the whole payload) and say what is wrong."""
+        self.task_type = task_type
+        self.pointer = pointer
+        self.reason = reason
+        super().__init__(f"payload of {task_type!r} at {pointer or '/'!r}: {reason}")
+
+
+class PayloadTooLarge(InvalidRequest):
+    """An encoded payload is over the limit; refused before anything was produced."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        """Give both sizes in bytes."""
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"the payload has {size_bytes} bytes encoded; the limit is {limit_bytes}")
+
+
+class InvalidTaskId(InvalidRequest):
+    """A task id is not a UUIDv7 that Taskline can have minted."""
+
+
+class InvalidTaskType(InvalidRequest):
+    """A task-type definition is unusable: bad name, no schema can be derived, bad defaults."""
+
+
+class IncompatibleSchema(InvalidRequest):
+    """A task type's new payload schema can't read what was queued under an earlier one."""
+
+    def __init__(self, task_type: str, problems: Iterable[str]) -> None:
+        """List each incompatibility in words."""
+        self.task_type = task_type
+        self.problems = tuple(problems)
+        super().__init__(
+            f"the new schema of {task_type!r} can't read tasks queued under an earlier one: {'; '.join(self.problems)}"
+        )
+
+
+class InvalidSettings(TasklineError):
+    """A setting is unknown or has an impossible value; the message names it and the nearest right name."""
+
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+
+class UndecodableRecord(TasklineError):
+    """Bytes on a topic are not a Taskline record; they go to the dead-letter topic verbatim."""
+
+
+class UnknownSchema(UndecodableRecord):
+    """The bytes are well-framed, but their writer's schema is not known here: most likely a newer Taskline wrote them."""
+
+    def __init__(self, fingerprint: str) -> None:
+        """Name the writer's schema by its fingerprint (hex) or registry id."""
+        self.fingerprint = fingerprint
+        super().__init__(
+            f"written under schema {fingerprint}, which this version does not know; deploy readers before writers"
+        )
+
+
+# ---- Kafka -------------------------------------------------------------------------------------------------
+
+
+class DeliveryError(TasklineError):
+    """A record was not acknowledged."""
+
+
+class DeliveryFailed(DeliveryError):
+    """The broker or the client refused the record: it is certainly not in the log."""
+
+
+class DeliveryUnknown(DeliveryError):
+    """No acknowledgement came in time: the record may or may not be in the log."""
+
+
+class QueueFull(DeliveryError):
+    """The local send buffer stayed full for longer than the caller was willing to wait; nothing was produced."""
+
+
+class ProducerClosed(DeliveryError):
+    """The producer was closed before the call; nothing was produced."""
+
+
+class Undelivered(DeliveryError):
+    """`close()` ran out of time with records still unacknowledged."""
+
+    def __init__(self, task_ids: Iterable[str]) -> None:
+        """List the tasks whose delivery is unknown."""
+        self.task_ids = tuple(task_ids)
+        super().__init__(f"{len(self.task_ids)} task(s) were not acknowledged before the producer closed")
+
+
+class Unavailable(TasklineError):
+    """A server that the operation needs (Kafka, Cassandra, a schema registry) does not answer."""
+
+
+class WrongTopology(TasklineError):
+    """Topics or tables are not as this version declares them; the message names the command that mends it."""
+
+    def __init__(self, problems: Iterable[str], command: str) -> None:
+        """List what is wrong and the command that mends it."""
+        self.problems = tuple(problems)
+        self.command = command
+        super().__init__(f"{'; '.join(self.problems)} — run `{command}`")
+
+
+# ---- the local machine -------------------------------------------------------------------------------------
+
+
+class MissingExtra(TasklineError):
+    """A command needs an optional dependency group that is not installed."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        """Name the extra to install and the module that was missing."""
+        self.extra = extra
+        super().__init__(
+            f"this needs the {extra!r} extra (missing module {module!r}): pip install 'taskline[{extra}]'"
+        )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The closest of `known` to `name`, or None when nothing is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(candidate: str | None) -> str:
+    """The clause that a message appends for a near miss ("" when there is none)."""
+    return f"; did you mean {candidate!r}?" if candidate else ""

@@ -1,0 +1,362 @@
+"""Every setting of every role: typed, with its unit in its name, checked once.
+
+Read by `load_settings` at an entry point only; everything below takes a `Settings` (or a section) as an argument.
+Sources, strongest first: explicit overrides, environment (`TASKLINE_KAFKA__BOOTSTRAP_SERVERS`), a TOML file
+(`--config`, or `taskline.toml` in the working directory). `docs/settings.md` is generated from this module.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from taskline.errors import InvalidSettings, did_you_mean, nearest
+
+ENV_PREFIX = "TASKLINE_"
+CONFIG_FILE = "taskline.toml"
+# Variables of the same prefix that are not settings: where to look, not what to do.
+_NOT_SETTINGS = frozenset({"TASKLINE_CACHE_DIR", "TASKLINE_CONFIG"})
+
+QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+QueueName = Annotated[str, Field(pattern=QUEUE_NAME)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class KafkaSettings(_Section):
+    """How to reach the log."""
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", description="Comma-separated host:port list of brokers.")
+    namespace: str = Field(
+        "",
+        pattern=r"^([a-zA-Z0-9_-]+\.)?$",
+        description="Prefix of every topic and group, ending in a dot; lets several Tasklines share a cluster.",
+    )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="As librdkafka's security.protocol."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="With a SASL protocol: the mechanism."
+    )
+    sasl_username: str | None = Field(None, description="With a SASL protocol: the user.")
+    sasl_password: SecretStr | None = Field(None, description="With a SASL protocol: the password.")
+    ssl_ca_location: str | None = Field(None, description="With an SSL protocol: file of CA certificates.")
+    session_timeout_ms: int = Field(
+        45_000,
+        ge=1_000,
+        description="A consumer silent for longer is taken for dead and its partitions move. Shorter: faster recovery after kill -9; longer: fewer moves on a slow machine.",
+    )
+
+
+class TopicSettings(_Section):
+    """The topology that `taskline topics create` makes and every role checks."""
+
+    queues: tuple[QueueName, ...] = Field(
+        ("default",), min_length=1, description="The worker capabilities; each has three dispatch topics."
+    )
+    dispatch_partitions: int = Field(
+        6,
+        ge=1,
+        le=1000,
+        description="Partitions of each dispatch topic: the most worker processes of one queue that work at once. May grow.",
+    )
+    lanes: int = Field(
+        6,
+        ge=1,
+        le=1000,
+        description="Partitions of tasks.lifecycle: the most projector processes that work at once. Fixed when created.",
+    )
+    dlq_partitions: int = Field(3, ge=1, le=1000, description="Partitions of tasks.dlq. May grow.")
+    replication_factor: int = Field(1, ge=1, le=9, description="Copies of each partition. Production: 3.")
+    min_insync_replicas: int = Field(
+        1, ge=1, le=9, description="Copies that must have a record before it is acknowledged. Production: 2."
+    )
+    retention_days: float = Field(
+        30,
+        gt=0,
+        description="How long the log keeps dispatch, lifecycle and dead-letter records; at least task_retention_days.",
+    )
+    max_record_bytes: int = Field(
+        1_048_576,
+        ge=16_384,
+        description="Largest record of the dispatch and lifecycle topics; the dead-letter topic takes twice as much.",
+    )
+
+
+class CassandraSettings(_Section):
+    """How to reach the view."""
+
+    contact_points: tuple[str, ...] = Field(("127.0.0.1",), min_length=1, description="Hosts to begin with.")
+    port: int = Field(9042, ge=1, le=65_535, description="Native-protocol port.")
+    keyspace: str = Field(
+        "taskline", pattern=r"^[a-z][a-z0-9_]{0,47}$", description="Where the view's tables are."
+    )
+    local_dc: str = Field("datacenter1", description="The data centre that this process talks to.")
+    replication_factor: int = Field(
+        1,
+        ge=1,
+        le=9,
+        description="Copies of each row in local_dc, used when the keyspace is created. Production: 3.",
+    )
+    username: str | None = Field(None, description="With password authentication: the user.")
+    password: SecretStr | None = Field(None, description="With password authentication: the password.")
+    request_timeout_seconds: float = Field(
+        10.0, gt=0, description="How long one request may take before it counts as failed."
+    )
+    bucket_seconds: int = Field(
+        600,
+        ge=1,
+        description="Time span of one view partition (per lane); fixed when the keyspace is created. Keep a partition below 100 MB.",
+    )
+
+    @field_validator("contact_points", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+class SchemaSettings(_Section):
+    """How records are framed."""
+
+    registry_url: str | None = Field(
+        None,
+        description="URL of a Confluent-compatible schema registry: records are then written in its wire format. None: Avro single-object encoding.",
+    )
+
+
+class ProducerSettings(_Section):
+    """How tasks are put in."""
+
+    max_payload_bytes: int = Field(262_144, ge=1, description="Largest encoded payload.")
+    delivery_timeout_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="How long a record may wait for its acknowledgement before the outcome is reported as unknown.",
+    )
+    linger_ms: float = Field(
+        2.0,
+        ge=0,
+        description="How long the client waits for more records to share a request. Higher: cheaper; lower: faster when idle.",
+    )
+    max_buffered_records: int = Field(
+        20_000, ge=1, description="Records that may wait for acknowledgement; submitters wait beyond it."
+    )
+    max_block_seconds: float = Field(
+        30.0, ge=0, description="How long a submitter waits for room in the buffer before QueueFull."
+    )
+    compression: Literal["none", "lz4", "zstd", "gzip", "snappy"] = Field(
+        "lz4", description="Of each request's records."
+    )
+    task_retention_days: float = Field(
+        30, gt=0, description="How long a task stays readable after its submission."
+    )
+
+
+class WorkerSettings(_Section):
+    """How handlers are run."""
+
+    concurrency: int = Field(32, ge=1, le=10_000, description="Handlers that run at once in a process.")
+    prefetch: int = Field(
+        64, ge=1, le=10_000, description="Records per priority that wait in memory for a slot."
+    )
+    window: int = Field(
+        1_000,
+        ge=1,
+        le=4_000,
+        description="Records of one partition between the committed offset and the newest taken; bounds what a crash can repeat and the size of the commit's metadata.",
+    )
+    lifecycle_linger_ms: float = Field(
+        5.0,
+        ge=0,
+        description="Under load, how long events of a lane wait to share a batch. An idle lane never waits.",
+    )
+    commit_interval_seconds: float = Field(
+        0.5,
+        gt=0,
+        description="How often progress is committed. Longer: cheaper, more to repeat after a crash.",
+    )
+    grace_seconds: float = Field(
+        30.0,
+        ge=0,
+        description="How long running handlers may take to finish at a shutdown or when their partition moves.",
+    )
+    default_timeout_seconds: float = Field(
+        300.0, gt=0, description="Time limit of handlers whose task type and task give none."
+    )
+    max_result_bytes: int = Field(
+        65_536, ge=0, description="Largest encoded result; a bigger one is a permanent failure."
+    )
+    threads: int = Field(16, ge=1, le=1_000, description="Threads for plain (not async) handlers.")
+
+
+class ProjectorSettings(_Section):
+    """How the log is folded into the view."""
+
+    flush_records: int = Field(1_000, ge=1, le=100_000, description="Most records folded into one flush.")
+    flush_interval_ms: float = Field(
+        20.0,
+        ge=0,
+        description="How long records wait for others before a flush. Longer: cheaper; shorter: fresher view.",
+    )
+    write_concurrency: int = Field(32, ge=1, le=1_000, description="Batches in flight to Cassandra.")
+    max_batch_bytes: int = Field(
+        40_000,
+        ge=1_000,
+        description="Largest single-partition batch; stay under the server's batch_size_fail_threshold.",
+    )
+
+
+class ApiSettings(_Section):
+    """The HTTP API."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        8080, ge=0, le=65_535, description="Port to listen on; 0: a free one, printed at start."
+    )
+    read_your_writes_seconds: float = Field(
+        2.0,
+        ge=0,
+        description="How long a GET waits for the projector before it says 404 about an id that is only seconds old.",
+    )
+    young_task_seconds: float = Field(
+        30.0, ge=0, description="An id younger than this may still be on its way into the view."
+    )
+
+
+class TelemetrySettings(_Section):
+    """Logs and metrics of every role."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, JSON lines elsewhere."
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Port of the Prometheus metrics of worker and projector; 0: a free one; None: off. The API serves /metrics itself.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of the metrics port.")
+
+
+class Settings(_Section):
+    """All sections."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    topics: TopicSettings = TopicSettings()
+    cassandra: CassandraSettings = CassandraSettings()
+    schemas: SchemaSettings = SchemaSettings()
+    producer: ProducerSettings = ProducerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    projector: ProjectorSettings = ProjectorSettings()
+    api: ApiSettings = ApiSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None,
+    *,
+    config_file: Path | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Merge overrides, environment and file into checked settings.
+
+    Args:
+        environ: the environment; the process's own when None.
+        config_file: a TOML file that must exist; when None, `$TASKLINE_CONFIG` or an existing `taskline.toml`.
+        overrides: section → setting → value, e.g. from the command line; None values are skipped.
+
+    Raises:
+        InvalidSettings: an unknown name (with the nearest right one) or an impossible value.
+    """
+    environ = os.environ if environ is None else environ
+    merged: dict[str, dict[str, Any]] = {}
+    for source in (_from_file(environ, config_file), _from_environment(environ), overrides or {}):
+        for section, values in source.items():
+            kept = {name: value for name, value in values.items() if value is not None}
+            merged.setdefault(section, {}).update(kept)
+    return _checked(merged)
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The variables that make a child process load the same settings (only what differs from the defaults; secrets in clear)."""
+    variables = {}
+    for section, values in settings.model_dump(exclude_defaults=True).items():
+        for name, value in values.items():
+            if isinstance(value, SecretStr):
+                text = value.get_secret_value()
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            variables[f"{ENV_PREFIX}{section}__{name}".upper()] = text
+    return variables
+
+
+def _from_file(environ: Mapping[str, str], config_file: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    named = config_file or (Path(environ["TASKLINE_CONFIG"]) if environ.get("TASKLINE_CONFIG") else None)
+    path = named or Path(CONFIG_FILE)
+    if named is None and not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"can't read settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"settings file {path} is not TOML: {error}") from error
+    for section, values in document.items():
+        if not isinstance(values, dict):
+            raise InvalidSettings(
+                f"settings file {path}: {section!r} must stand in a [section]{_hint(section, Settings.model_fields)}"
+            )
+    return document
+
+
+def _from_environment(environ: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        section, separator, name = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not separator:
+            raise InvalidSettings(f"{variable} names no setting{_hint(variable, _all_variables())}")
+        found.setdefault(section, {})[name] = value.split(",") if name == "queues" else value
+    return found
+
+
+def _checked(merged: Mapping[str, Mapping[str, Any]]) -> Settings:
+    for section, values in merged.items():
+        if section not in Settings.model_fields:
+            raise InvalidSettings(
+                f"unknown settings section {section!r}{_hint(section, Settings.model_fields)}"
+            )
+        known = Settings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+        for name in values:
+            if name not in known:
+                raise InvalidSettings(f"unknown setting {section}.{name}{_hint(name, known)}")
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False)
+        )
+        raise InvalidSettings(problems) from error
+
+
+def _all_variables() -> list[str]:
+    return [
+        f"{ENV_PREFIX}{section}__{name}".upper()
+        for section, field in Settings.model_fields.items()
+        for name in field.annotation.model_fields  # type: ignore[union-attr]
+    ]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    return did_you_mean(nearest(name, known))
