@@ -10,6 +10,7 @@ import click
 
 from taskline import __version__
 from taskline.errors import InvalidSettings, MissingExtra, TasklineError
+from taskline.infra.telemetry import configure_logging
 from taskline.settings import load_settings
 
 # command → (module that defines it, its attribute there, the extra it needs, one line of help)
@@ -62,7 +63,9 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
     Settings come from TASKLINE_<SECTION>__<NAME> variables and a TOML file; docs/settings.md lists them.
     """
-    ctx.obj = load_settings(config_file=config)
+    settings = ctx.obj = load_settings(config_file=config)
+    # Lines on stderr: standard output is the command's answer, for people and for pipes.
+    configure_logging(settings.telemetry)
 
 
 def main() -> None:

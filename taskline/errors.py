@@ -42,6 +42,16 @@ class InvalidPayload(InvalidRequest):
         super().__init__(f"payload of {task_type!r} at {pointer or '/'!r}: {reason}")
 
 
+class InvalidOption(InvalidRequest):
+    """An option of a submission has an impossible value."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        """Name the option and say what is wrong with its value."""
+        self.option = option
+        self.reason = reason
+        super().__init__(f"{option}: {reason}")
+
+
 class PayloadTooLarge(InvalidRequest):
     """An encoded payload is over the limit; refused before anything was produced."""
 
@@ -54,6 +64,15 @@ class PayloadTooLarge(InvalidRequest):
 
 class InvalidTaskId(InvalidRequest):
     """A task id is not a UUIDv7 that Taskline can have minted."""
+
+
+class TaskNotFound(TasklineError):
+    """No task of that id is visible to that tenant: unknown, another tenant's, forgotten, or not in the view yet."""
+
+    def __init__(self, task_id: object) -> None:
+        """Name the task."""
+        self.task_id = task_id
+        super().__init__(f"no task {task_id}")
 
 
 class InvalidTaskType(InvalidRequest):
@@ -70,6 +89,14 @@ class IncompatibleSchema(InvalidRequest):
         super().__init__(
             f"the new schema of {task_type!r} can't read tasks queued under an earlier one: {'; '.join(self.problems)}"
         )
+
+
+class InvalidRegistry(InvalidRequest):
+    """A `module:attribute` reference does not lead to a task registry that can serve."""
+
+
+class InvalidResult(TasklineError):
+    """What a handler returned can't be recorded: it is not JSON, or larger than the limit."""
 
 
 class InvalidSettings(TasklineError):
@@ -94,11 +121,18 @@ class UnknownSchema(UndecodableRecord):
         )
 
 
+class UndecodablePayload(TasklineError):
+    """A task's payload can't be read under its type's schema; no attempt can help, so the task goes to the dead letters."""
+
+
 # ---- Kafka -------------------------------------------------------------------------------------------------
 
 
 class DeliveryError(TasklineError):
     """A record was not acknowledged."""
+
+    # The task that the record would have submitted, where it was one: look there before you submit again.
+    task_id: str | None = None
 
 
 class DeliveryFailed(DeliveryError):
@@ -138,6 +172,22 @@ class WrongTopology(TasklineError):
         self.problems = tuple(problems)
         self.command = command
         super().__init__(f"{'; '.join(self.problems)} — run `{command}`")
+
+
+class OffsetLost(TasklineError):
+    """A group's committed offset is not in its partition's log any more, so records were lost or the topic was made anew."""
+
+    def __init__(self, group: str, topic: str, partition: int | None, reason: str) -> None:
+        """Name the group and the place."""
+        self.group = group
+        self.topic = topic
+        self.partition = partition
+        place = topic if partition is None else f"{topic}/{partition}"
+        super().__init__(
+            f"the offset that group {group} committed on {place} is not in the log ({reason}): records were deleted before they "
+            "were run, or the topic was deleted and made again. Decide where to go on, and set the group's offsets "
+            "(kafka-consumer-groups --reset-offsets)"
+        )
 
 
 # ---- the local machine -------------------------------------------------------------------------------------

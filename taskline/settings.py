@@ -228,6 +228,21 @@ class ApiSettings(_Section):
     young_task_seconds: float = Field(
         30.0, ge=0, description="An id younger than this may still be on its way into the view."
     )
+    request_timeout_seconds: float = Field(
+        15.0,
+        gt=0,
+        description="How long a request waits for its body (then 408), for Kafka's acknowledgement or for the view (then 503). Bounds producer.delivery_timeout_seconds here.",
+    )
+    max_requests_in_flight: int = Field(
+        2_000,
+        ge=1,
+        description="Requests that a process serves at once; more are refused with 503. Bounds memory: each may hold a body.",
+    )
+    shutdown_delay_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="How long the API goes on serving, with /readyz at 503, after it was asked to stop. Behind a balancer: at least the interval of its checks.",
+    )
 
 
 class TelemetrySettings(_Section):
