@@ -1,0 +1,1 @@
+"""Programs that use Taskline as its users would."""

@@ -1,0 +1,1 @@
+"""Each US airport becomes a task: which other airport is nearest?"""
