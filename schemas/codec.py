@@ -19,11 +19,14 @@ from fastavro.types import Schema
 from taskline.errors import UndecodableRecord, UnknownSchema
 from taskline.schemas import events
 from taskline.schemas.contracts import Contract, contract, contracts
+from taskline.schemas.encoding import compile_encoder
 from taskline.schemas.events import RECORDS, Priority, Record
+from taskline.schemas.ids import task_id_of
 
 SINGLE_OBJECT_MAGIC = b"\xc3\x01"
 CONFLUENT_MAGIC = 0
 _SINGLE_OBJECT_FRAME_BYTES = 10
+_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 
 R = TypeVar("R", bound=Record)
 
@@ -82,13 +85,19 @@ class Codec:
         self._by_class = {shape.record: shape for shape in self._shapes.values()}
         self._headers: dict[str, bytes] = {}
 
+    def prepare(self) -> None:
+        """Find the frame of every record now, so that no later `encode` waits for a schema registry.
+
+        Raises:
+            Unavailable: the registry does not answer.
+        """
+        for shape in self._shapes.values():
+            self._header(shape)
+
     def encode(self, record: Record) -> bytes:
         """The record's frame and body."""
         shape = self._by_class[type(record)]
-        buffer = io.BytesIO()
-        buffer.write(self._header(shape))
-        fastavro.schemaless_writer(buffer, shape.contract.parsed, shape.to_avro(record))
-        return buffer.getvalue()
+        return self._header(shape) + shape.encode(record)
 
     def decode(self, data: bytes | None, expected: type[R]) -> R:
         """Read a record of the class `expected` (`LifecycleEvent` stands for any of its kinds).
@@ -150,15 +159,9 @@ class _Shape:
         self.record = record
         self.name = record.__name__
         self.contract = contract(self.name)
-        self._names = tuple(field.name for field in fields(record))
-        self._out = tuple((name, _OUT.get(name)) for name in self._names)
-        self._in = tuple((name, convert) for name, convert in _IN.items() if name in self._names)
-
-    def to_avro(self, record: Record) -> dict[str, Any]:
-        return {
-            name: getattr(record, name) if convert is None else convert(getattr(record, name))
-            for name, convert in self._out
-        }
+        self.encode = compile_encoder(self.contract.parsed)
+        names = {field.name for field in fields(record)}
+        self._in = tuple((name, convert) for name, convert in _IN.items() if name in names)
 
     def from_avro(self, values: Any) -> Record:  # noqa: ANN401 - what fastavro returns
         for name, convert in self._in:
@@ -166,25 +169,21 @@ class _Shape:
         return self.record(**values)
 
 
-def _id_out(value: uuid.UUID | None) -> bytes | None:
-    return None if value is None else value.bytes
+def _int_in(value: int) -> int:
+    # fastavro reads any varint, and what it read could not be written again.
+    if not _INT_MIN <= value <= _INT_MAX:
+        raise ValueError(f"{value} is no 32-bit integer")
+    return value
 
 
 def _id_in(value: bytes | None) -> uuid.UUID | None:
-    return None if value is None else uuid.UUID(bytes=value)
-
-
-def _entries_out(entries: tuple[events.LifecycleEntry, ...]) -> list[dict[str, Any]]:
-    return [
-        {"task_id": entry.task_id.bytes, "retain_until": entry.retain_until, "event": entry.event}
-        for entry in entries
-    ]
+    return None if value is None else task_id_of(value)
 
 
 def _entries_in(entries: list[dict[str, Any]]) -> tuple[events.LifecycleEntry, ...]:
     return tuple(
         events.LifecycleEntry(
-            task_id=uuid.UUID(bytes=entry["task_id"]),
+            task_id=task_id_of(entry["task_id"]),
             retain_until=entry["retain_until"],
             event=entry["event"],
         )
@@ -192,19 +191,15 @@ def _entries_in(entries: list[dict[str, Any]]) -> tuple[events.LifecycleEntry, .
     )
 
 
-# Fields whose Python type is not Avro's; a field's name means the same in every record.
-_OUT: dict[str, Callable[[Any], Any]] = {
-    "task_id": _id_out,
-    "root_id": _id_out,
-    "replay_of": _id_out,
-    "execution": _id_out,
-    "events": _entries_out,
-}
+# Fields whose Python type is not Avro's, or is wider; a field's name means the same in every record.
 _IN: dict[str, Callable[[Any], Any]] = {
+    "attempt": _int_in,
+    "max_retries": _int_in,
+    "source_partition": _int_in,
     "task_id": _id_in,
     "root_id": _id_in,
     "replay_of": _id_in,
     "execution": _id_in,
-    "priority": Priority,
+    "priority": {priority.value: priority for priority in Priority}.__getitem__,
     "events": _entries_in,
 }
