@@ -21,8 +21,9 @@ CASSANDRA_HEAP_MB = 1024
 # Cassandra alone needs 10 s on an idle machine; on a busy 2-core one ten times that is normal.
 START_TIMEOUT_S = 180.0
 
-# A clean stop takes 1 to 5 s; after this the process is killed, and its acknowledged data is in the kernel's hands.
-STOP_GRACE_S = 20.0
+# A clean stop takes 1 to 5 s, several times that on a busy machine; after this the process is killed. Its acknowledged
+# data is in the kernel's hands by then.
+STOP_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

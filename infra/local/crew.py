@@ -9,6 +9,7 @@ that server by its marker and ends it: two servers never share a data folder.
 from __future__ import annotations
 
 import contextlib
+import signal
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from taskline.infra.local.config import ServiceName
 from taskline.infra.local.errors import InvalidStackConfig, ServerDied
 from taskline.infra.local.launcher import Launched, launch, lost_a_port, wait_ready
 from taskline.infra.local.ports import LOOPBACK, assign
-from taskline.infra.local.process import end, find, find_marked
+from taskline.infra.local.process import end, find, find_marked, send
 from taskline.infra.local.service import CLIENT_PORT, Runtime, Site, StackServer, runtime_for
 from taskline.infra.local.state import ServiceState, StackState, read_state, write_state
 
@@ -99,7 +100,7 @@ class Crew:
         for name in missing:
             self._end_remains(state, name)
         for attempt in range(_PORT_ATTEMPTS):
-            ports = {name: self._ports(state, name, keep=keep_ports, afresh=attempt > 0) for name in missing}
+            ports = self._assign_ports(state, missing, keep=keep_ports, afresh=attempt > 0)
             try:
                 self._attempt(state, ports, runtimes, timeout_s)
                 break
@@ -119,6 +120,9 @@ class Crew:
             if state is None:
                 return ()
             ended = tuple(name for name in self.running(state) if name in names)
+            if grace_s > 0:
+                for name in ended:
+                    self._ask_to_stop(state, name)  # all at once; below they are waited for one by one
             for name in names:
                 service = state.services.get(name)
                 if service is not None and service.process is not None:
@@ -167,25 +171,42 @@ class Crew:
             wait_ready(running, timeout_s=timeout_s)
         return self.running(state)
 
-    def _ports(self, state: StackState, name: ServiceName, *, keep: bool, afresh: bool) -> dict[str, int]:
-        server = self.servers[name]
-        earlier = state.services[name].ports if name in state.services else {}
-        fixed: dict[str, int] = {}
-        if server.wanted_port is not None:
-            fixed[CLIENT_PORT] = server.wanted_port
-        elif keep and CLIENT_PORT in earlier:
-            fixed[CLIENT_PORT] = earlier[CLIENT_PORT]
-        others = [other for other in self.servers if other != name]
-        taken = {
-            port
-            for other in others
-            if other in state.services
-            for port in state.services[other].ports.values()
-        }
-        taken |= {port for other in others if (port := self.servers[other].wanted_port) is not None}
-        return assign(
-            server.port_purposes, fixed=fixed, earlier={} if afresh else earlier, exclude=frozenset(taken)
-        )
+    def _assign_ports(
+        self, state: StackState, names: Sequence[ServiceName], *, keep: bool, afresh: bool
+    ) -> dict[ServiceName, dict[str, int]]:
+        """Choose the ports of the servers that are about to start."""
+        chosen: dict[ServiceName, dict[str, int]] = {}
+        for name in names:
+            server = self.servers[name]
+            earlier = state.services[name].ports if name in state.services else {}
+            fixed: dict[str, int] = {}
+            if server.wanted_port is not None:
+                fixed[CLIENT_PORT] = server.wanted_port
+            elif keep and CLIENT_PORT in earlier:
+                fixed[CLIENT_PORT] = earlier[CLIENT_PORT]
+            chosen[name] = assign(
+                server.port_purposes,
+                fixed=fixed,
+                earlier={} if afresh else earlier,
+                exclude=self._spoken_for(state, chosen, by_others_than=name),
+            )
+        return chosen
+
+    def _spoken_for(
+        self,
+        state: StackState,
+        chosen: Mapping[ServiceName, Mapping[str, int]],
+        *,
+        by_others_than: ServiceName,
+    ) -> frozenset[int]:
+        """The ports that the stack's other servers have, had, are about to have, or were asked to have."""
+        ports: set[int] = set()
+        for other, server in self.servers.items():
+            if other != by_others_than:
+                had = state.services[other].ports if other in state.services else {}
+                ports.update(chosen.get(other, had).values())
+                ports.update(() if server.wanted_port is None else (server.wanted_port,))
+        return frozenset(ports)
 
     def _check_port(self, state: StackState, name: ServiceName) -> None:
         wanted, actual = self.servers[name].wanted_port, state.services[name].ports[CLIENT_PORT]
@@ -201,6 +222,11 @@ class Crew:
             end(service.process, grace_s=0.0)
         for process in find_marked(self.site(state, name, {}).marker):
             end(process, grace_s=0.0)
+
+    def _ask_to_stop(self, state: StackState, name: ServiceName) -> None:
+        process = state.services[name].process
+        if process is not None:
+            send(process, signal.SIGTERM)
 
     def _save(self, state: StackState) -> None:
         write_state(self.directory / STATE_FILE, state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,19 @@ def test_the_image_installs_extras_that_exist() -> None:
     assert set(installed[1].split(",")) <= set(project["optional-dependencies"])
     assert 'ENTRYPOINT ["taskline"]' in dockerfile
     assert "FROM python:3.11-slim" in dockerfile
+
+
+def test_the_images_constraints_are_the_locks_pins_with_their_markers() -> None:
+    dockerfile = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    command = re.search(r"^RUN (sed .*) > constraints\.txt$", dockerfile, re.MULTILINE)
+    assert command is not None
+    done = subprocess.run(shlex.split(command[1]), cwd=ROOT, capture_output=True, text=True, check=True)
+    constraints = done.stdout.splitlines()
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pins = [line.removesuffix("\\").strip() for line in lock if "==" in line and line[0].isalpha()]
+    assert constraints == pins
+    assert any(" ; " in line for line in constraints)
+    assert not any("--hash" in line for line in constraints)
 
 
 def test_the_builds_paths_exist(services: dict[str, Any]) -> None:

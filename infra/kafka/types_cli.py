@@ -1,0 +1,137 @@
+"""`taskline types`: task types from a shell."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from taskline.errors import InvalidTaskType
+from taskline.infra.kafka.types import TypeDirectory
+from taskline.schemas.types import TaskType
+from taskline.settings import Settings
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def types() -> None:
+    """Register task types and look at those that are registered."""
+
+
+@types.command()
+@click.argument("registry", metavar="MODULE:REGISTRY")
+@_as_json
+@click.pass_obj
+def register(settings: Settings, registry: str, as_json: bool) -> None:
+    """Register the task types of a registry of handlers, e.g. `myapp.tasks:registry`.
+
+    Safe to repeat: what is registered as it is, is not published again. If one type can't read what is queued under an
+    earlier schema, none is registered.
+    """
+    found = _types_of(registry)
+    with TypeDirectory(settings) as directory:
+        registrations = directory.register(found)
+    if as_json:
+        click.echo(
+            json.dumps([{"task_type": each.task_type, "outcome": each.outcome} for each in registrations])
+        )
+        return
+    for each in registrations:
+        click.echo(f"{each.outcome} {each.task_type}")
+
+
+@types.command(name="list")
+@_as_json
+@click.pass_obj
+def list_(settings: Settings, as_json: bool) -> None:
+    """List the registered types."""
+    with TypeDirectory(settings) as directory:
+        found = [directory.get(name) for name in directory.names()]
+    if as_json:
+        click.echo(json.dumps([_summary(each) for each in found]))
+        return
+    headings = ("task type", "queue", "priority", "timeout", "retries", "payload")
+    rows = [_row(each) for each in found]
+    console = Console()
+    if console.is_terminal:
+        table = Table(*headings)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:
+        for row in rows:
+            click.echo("\t".join(row))
+
+
+@types.command()
+@click.argument("name")
+@_as_json
+@click.pass_obj
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show one type with its payload schema and all earlier ones."""
+    with TypeDirectory(settings) as directory:
+        found = directory.get(name)
+        schemas = directory.catalogue.schemas(name)
+    versions = [
+        {"fingerprint": each.fingerprint.hex(), "schema": json.loads(each.source)} for each in schemas
+    ]
+    if as_json:
+        click.echo(json.dumps(_summary(found) | {"schemas": versions}))
+        return
+    for key, value in _summary(found).items():
+        click.echo(f"{key}: {'-' if value is None else value}")
+    for number, version in enumerate(versions, start=1):
+        click.echo(f"schema {number} ({version['fingerprint']}):\n{json.dumps(version['schema'], indent=2)}")
+
+
+def _types_of(registry: str) -> tuple[TaskType, ...]:
+    """The task types of `module:attribute`; modules are also looked for in the working directory.
+
+    Raises:
+        InvalidTaskType: there is no such registry.
+    """
+    module_name, separator, attribute = registry.partition(":")
+    if not separator or not module_name or not attribute:
+        raise InvalidTaskType(
+            f"{registry!r} names no registry: give module:registry, e.g. myapp.tasks:registry"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InvalidTaskType(f"there is no module {error.name!r} (looking for {registry!r})") from error
+    found = getattr(getattr(module, attribute, None), "types", None)
+    if not isinstance(found, tuple | list) or not all(isinstance(each, TaskType) for each in found):
+        raise InvalidTaskType(f"{registry!r} is no registry of tasks")
+    return tuple(found)
+
+
+def _summary(task_type: TaskType) -> dict[str, Any]:
+    return {
+        "task_type": task_type.name,
+        "queue": task_type.queue,
+        "priority": task_type.priority.value,
+        "timeout_ms": task_type.timeout_ms,
+        "max_retries": task_type.max_retries,
+        "fingerprint": None if task_type.schema is None else task_type.schema.fingerprint.hex(),
+    }
+
+
+def _row(task_type: TaskType) -> tuple[str, ...]:
+    timeout = "-" if task_type.timeout_ms is None else f"{task_type.timeout_ms / 1000:g} s"
+    payload = "any JSON" if task_type.schema is None else task_type.schema.fingerprint.hex()
+    return (
+        task_type.name,
+        task_type.queue,
+        task_type.priority.value,
+        timeout,
+        str(task_type.max_retries),
+        payload,
+    )
