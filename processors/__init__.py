@@ -1,0 +1,12 @@
+"""All that folds or moves the log: the projector of the view.
+
+The pure core is `projection`; `projector` needs a store and a log; `faust_app` and `role` need the `projector` extra and are
+imported by their full names.
+"""
+
+from __future__ import annotations
+
+from taskline.processors.projection import Halt, Layout, Projection, project
+from taskline.processors.projector import Projector
+
+__all__ = ["Halt", "Layout", "Projection", "Projector", "project"]

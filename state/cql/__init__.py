@@ -1,0 +1,1 @@
+"""The view's tables, one migration a file."""

@@ -1,0 +1,271 @@
+"""The fold: a task's submission and its lane's events, in order, to its state and its history.
+
+Invariant: the state is a pure function of the submission and the *prefix* of the task's events in lane order. So a re-read, a
+duplicate under the same sequence number or a rebuild changes nothing, and any reader may evaluate any prefix.
+
+Rules (each is a property test):
+
+- Nothing but the submission: `pending`, or `scheduled` when it must not start before a later instant.
+- `Started` opens an execution and supersedes an open one of the same dispatch record: the record was delivered again, because
+  its first taker was thought dead. Executions of different dispatch records (two attempts) may be open together.
+- `Released` and `Failed` close their own execution and no other. While another is open the task still runs; else
+  it is `pending` or `failed`. The close of an execution that is not open (superseded, released, unknown) moves nothing.
+- `Succeeded` ends the task, whichever execution reports it: also one that was superseded or released. The handler's effects
+  are in the world and its result is as good as any; waiting for the other execution could only do the work twice in the reader's
+  eyes, or lose it if that one fails. The other one's outcome is history.
+- `DeadLettered` ends the task.
+- The first end wins for ever. Later events are history: they appear in the attempts and change no field of the state.
+- An execution id opens once; a second `Started` under it (a re-sent batch) moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from taskline.schemas.events import (
+    MAX_BATCH_EVENTS,
+    DeadLettered,
+    Failed,
+    LifecycleEvent,
+    Released,
+    Started,
+    Succeeded,
+    TaskSubmitted,
+)
+from taskline.schemas.ids import TaskId, created_at_ms, from_ms
+from taskline.state.status import TaskError, TaskState, TaskStatus
+
+
+class Outcome(StrEnum):
+    """How an execution stands."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    # Handed back unfinished; no attempt was spent.
+    RELEASED = "released"
+    # Its dispatch record was started again elsewhere; it has not reported since.
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One execution of the handler: a row of a task's history."""
+
+    attempt: int
+    # A random id for this run of the handler.
+    execution: TaskId
+    outcome: Outcome
+    worker: str
+    started_at: datetime
+    # When it closed; None: open.
+    ended_at: datetime | None
+    error: TaskError | None
+    # Why it was handed back, in a word; None: it was not.
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneEvent:
+    """An event and its place in the lane."""
+
+    offset: int
+    index: int
+    event: LifecycleEvent
+
+    @classmethod
+    def at_sequence(cls, sequence: int, event: LifecycleEvent) -> LaneEvent:
+        """The event whose place is given as one number (`sequence_of`)."""
+        offset, index = divmod(sequence, MAX_BATCH_EVENTS)
+        return cls(offset=offset, index=index, event=event)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskHistory:
+    """All that the log says of a task."""
+
+    state: TaskState
+    # In the order in which they started.
+    attempts: tuple[Attempt, ...]
+    # In lane order, later events than the end included.
+    events: tuple[LaneEvent, ...]
+
+
+def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent]) -> TaskState:
+    """The task's state after these events, which must be its own and in lane order."""
+    task = _Task(submission)
+    for event in events:
+        task.apply(event)
+    return task.state()
+
+
+def history(submission: TaskSubmitted, events: Iterable[LaneEvent]) -> TaskHistory:
+    """The task's state, its executions one by one, and its events, which must be in lane order."""
+    task = _Task(submission)
+    kept = tuple(events)
+    for placed in kept:
+        task.apply(placed.event)
+    attempts = tuple(execution.row() for execution in task.executions.values())
+    return TaskHistory(state=task.state(), attempts=attempts, events=kept)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Execution:
+    started: Started
+    outcome: Outcome = Outcome.RUNNING
+    ended_at: int | None = None
+    failed: Failed | None = None
+    reason: str | None = None
+
+    def close(self, outcome: Outcome, at: int) -> bool:
+        """Close it; False when it was closed by a report of its own before."""
+        if self.outcome not in (Outcome.RUNNING, Outcome.SUPERSEDED, Outcome.RELEASED):
+            return False
+        self.outcome, self.ended_at = outcome, at
+        return True
+
+    def row(self) -> Attempt:
+        return Attempt(
+            attempt=self.started.attempt,
+            execution=self.started.execution,
+            outcome=self.outcome,
+            worker=self.started.worker,
+            started_at=from_ms(self.started.at),
+            ended_at=None if self.ended_at is None else from_ms(self.ended_at),
+            error=None if self.failed is None else _error(self.failed),
+            reason=self.reason,
+        )
+
+
+class _Task:
+    """The fold in progress. `status` and what stands beside it freeze at the first end; `executions` go on."""
+
+    def __init__(self, submission: TaskSubmitted) -> None:
+        self.submission = submission
+        created = created_at_ms(submission.task_id)
+        waits = submission.not_before is not None and submission.not_before > created
+        self.status = TaskStatus.SCHEDULED if waits else TaskStatus.PENDING
+        self.executions: dict[TaskId, _Execution] = {}
+        self.last_started: Started | None = None
+        self.last_failed: Failed | None = None
+        self.attempt = 0
+        self.ended_at: int | None = None
+        self.result: bytes | None = None
+        self.reason: str | None = None
+
+    def apply(self, event: LifecycleEvent) -> None:
+        over = self.status.ended
+        status = _RULES[type(event)](self, event, over)
+        if not over:
+            self.status = status
+            if status.ended:
+                self.ended_at = event.at
+
+    def running(self) -> bool:
+        return any(execution.outcome is Outcome.RUNNING for execution in self.executions.values())
+
+    def state(self) -> TaskState:
+        submission, started, failed = self.submission, self.last_started, self.last_failed
+        return TaskState(
+            task_id=submission.task_id,
+            tenant=submission.tenant,
+            task_type=submission.task_type,
+            queue=submission.queue,
+            priority=submission.priority,
+            status=self.status,
+            created_at=from_ms(created_at_ms(submission.task_id)),
+            not_before=None if submission.not_before is None else from_ms(submission.not_before),
+            start_by=None if submission.start_by is None else from_ms(submission.start_by),
+            retain_until=from_ms(submission.retain_until),
+            started_at=None if started is None else from_ms(started.at),
+            completed_at=None if self.ended_at is None else from_ms(self.ended_at),
+            attempt=self.attempt,
+            max_retries=submission.max_retries,
+            last_error=None if failed is None else _error(failed),
+            result=self.result,
+            worker=None if started is None else started.worker,
+            reason=self.reason,
+            root_id=submission.root_id,
+            replay_of=submission.replay_of,
+        )
+
+
+def _started(task: _Task, event: Started, over: bool) -> TaskStatus:
+    if event.execution in task.executions:
+        return task.status
+    source = (event.source_topic, event.source_partition, event.source_offset)
+    for execution in task.executions.values():
+        other = execution.started
+        if (
+            execution.outcome is Outcome.RUNNING
+            and (other.source_topic, other.source_partition, other.source_offset) == source
+        ):
+            execution.close(Outcome.SUPERSEDED, event.at)
+    task.executions[event.execution] = _Execution(started=event)
+    if not over:
+        task.last_started = event
+        task.attempt = max(task.attempt, event.attempt)
+    return TaskStatus.RUNNING
+
+
+def _released(task: _Task, event: Released, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is None or execution.outcome is not Outcome.RUNNING:
+        return task.status
+    execution.close(Outcome.RELEASED, event.at)
+    execution.reason = event.reason
+    return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
+
+
+def _failed(task: _Task, event: Failed, over: bool) -> TaskStatus:
+    if not over:
+        task.last_failed = event
+    execution = task.executions.get(event.execution)
+    if execution is None:
+        return task.status
+    was_open = execution.outcome is Outcome.RUNNING
+    if execution.close(Outcome.FAILED, event.at):
+        execution.failed = event
+    if not was_open or task.running():
+        return task.status
+    return TaskStatus.FAILED
+
+
+def _succeeded(task: _Task, event: Succeeded, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is not None:
+        execution.close(Outcome.SUCCEEDED, event.at)
+    if not over:
+        task.result = event.result
+    return TaskStatus.COMPLETED
+
+
+def _dead_lettered(task: _Task, event: DeadLettered, over: bool) -> TaskStatus:
+    if not over:
+        task.reason = event.reason
+    return TaskStatus.DEAD
+
+
+# What each kind of event does: updates what it owns, and returns the status that follows (unused once the task is over).
+_RULES: dict[type[LifecycleEvent], Callable[[_Task, Any, bool], TaskStatus]] = {
+    Started: _started,
+    Released: _released,
+    Failed: _failed,
+    Succeeded: _succeeded,
+    DeadLettered: _dead_lettered,
+}
+
+
+def _error(failed: Failed) -> TaskError:
+    return TaskError(
+        error_class=failed.error_class,
+        message=failed.message,
+        traceback=failed.traceback,
+        retryable=failed.retryable,
+        attempt=failed.attempt,
+        at=from_ms(failed.at),
+    )

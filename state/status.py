@@ -1,0 +1,147 @@
+"""A task's life: its statuses, the legal moves between them, and what one task looks like to a reader.
+
+                      ┌────────────── Released ─────────────┐
+                      ▼                                     │
+    scheduled ──► (due) ─┐                                  │
+                         ├── Started ──► running ── Failed ─┴─► failed ── Started ──► running
+    pending  ────────────┘                  │                     │
+                                            └─ Succeeded          └─ DeadLettered
+                                                   ▼                     ▼
+                                               completed                dead
+
+`cancelled` and `expired` are reached from what waits (scheduled, pending, failed), never from running. An end state has no moves:
+the first one that a task's lane reaches is its state for ever. `completed` is also reached from what waits: an
+execution that was released or superseded may still report that its work was done (see `taskline.state.fold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from taskline.schemas.events import (
+    DeadLettered,
+    Failed,
+    LifecycleEvent,
+    Priority,
+    Released,
+    Started,
+    Succeeded,
+)
+from taskline.schemas.ids import TaskId
+
+
+class TaskStatus(StrEnum):
+    """Where a task is in its life."""
+
+    # Submitted with an instant before which it must not start.
+    SCHEDULED = "scheduled"
+    # Waits for a worker.
+    PENDING = "pending"
+    # A handler runs.
+    RUNNING = "running"
+    # The last execution failed, and what follows from that (another attempt, the dead-letter topic) is not in the log yet.
+    FAILED = "failed"
+    # A handler returned.
+    COMPLETED = "completed"
+    # Given up: the task stands on the dead-letter topic.
+    DEAD = "dead"
+    # Withdrawn before a handler started again.
+    CANCELLED = "cancelled"
+    # Not started before its start_by.
+    EXPIRED = "expired"
+
+    @property
+    def ended(self) -> bool:
+        """True for an end state: it never changes again."""
+        return self in END_STATES
+
+
+_ENDS_OF_WAITING = frozenset(
+    {TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED, TaskStatus.EXPIRED}
+)
+
+# Every legal move; a move that is not here can't come out of the fold (held by a property test).
+TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.SCHEDULED: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
+    TaskStatus.PENDING: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
+    TaskStatus.RUNNING: frozenset(
+        {TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.COMPLETED, TaskStatus.DEAD}
+    ),
+    TaskStatus.FAILED: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
+    TaskStatus.COMPLETED: frozenset(),
+    TaskStatus.DEAD: frozenset(),
+    TaskStatus.CANCELLED: frozenset(),
+    TaskStatus.EXPIRED: frozenset(),
+}
+END_STATES = frozenset(status for status, moves in TRANSITIONS.items() if not moves)
+
+# The status that a task has right after an event, if nothing else is known of it. For the view's hint column only: the
+# fold also knows what came before.
+STATUS_AFTER: Mapping[type[LifecycleEvent], TaskStatus] = {
+    Started: TaskStatus.RUNNING,
+    Released: TaskStatus.PENDING,
+    Succeeded: TaskStatus.COMPLETED,
+    Failed: TaskStatus.FAILED,
+    DeadLettered: TaskStatus.DEAD,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskError:
+    """Why an execution failed."""
+
+    # The exception's qualified name.
+    error_class: str
+    message: str
+    # The end of the traceback, when the handler left one.
+    traceback: str | None
+    # False: the worker said that another attempt can't help.
+    retryable: bool
+    attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskState:
+    """A task as a reader sees it: the fold of its submission and its lane. Instants are aware, in UTC."""
+
+    task_id: TaskId
+    tenant: str
+    task_type: str
+    queue: str
+    priority: Priority
+    status: TaskStatus
+    # From the id.
+    created_at: datetime
+    # The handler must not start earlier; None: at once.
+    not_before: datetime | None
+    # Not worth starting later; None: always worth it.
+    start_by: datetime | None
+    # Every store may forget the task after this.
+    retain_until: datetime
+    # Start of the execution that started last; None: none has.
+    started_at: datetime | None
+    # When the task reached its end state, by the clock of the process that ended it; None: it has not.
+    completed_at: datetime | None
+    # The highest attempt that started, from 1; 0: none has.
+    attempt: int
+    max_retries: int
+    # The newest error that was reported before the end, also when a later attempt succeeded.
+    last_error: TaskError | None
+    # What the handler returned, as JSON in UTF-8; None: nothing, or not completed.
+    result: bytes | None
+    # The process that started the last execution.
+    worker: str | None
+    # Why the task is dead, in a word; None: it is not.
+    reason: str | None
+    # The first task of a chain of replays (its own id when it is the first).
+    root_id: TaskId
+    replay_of: TaskId | None
+
+    @property
+    def retry_count(self) -> int:
+        """How many attempts have followed the first."""
+        return max(self.attempt - 1, 0)

@@ -1,0 +1,269 @@
+"""The rules of the fold, one by one, and its properties over any sequence of events."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskline.schemas.events import (
+    LIFECYCLE_EVENTS,
+    DeadLettered,
+    Failed,
+    LifecycleEvent,
+    Priority,
+    Released,
+    Started,
+    Succeeded,
+    TaskSubmitted,
+)
+from taskline.schemas.ids import from_ms, new_task_id
+from taskline.state.fold import _RULES, LaneEvent, Outcome, fold, history
+from taskline.state.status import END_STATES, STATUS_AFTER, TRANSITIONS, TaskStatus
+
+NOW = 1_800_000_000_000
+TASK = new_task_id(NOW)
+SUBMITTED = TaskSubmitted(
+    task_id=TASK,
+    tenant="acme",
+    task_type="geo.nearest",
+    queue="default",
+    priority=Priority.HIGH,
+    payload=b"{}",
+    retain_until=NOW + 86_400_000,
+    max_retries=3,
+    root_id=TASK,
+)
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+
+
+def common(attempt: int = 1, at: int = 0, worker: str = "w1") -> dict[str, object]:
+    return {
+        "task_id": TASK,
+        "tenant": "acme",
+        "attempt": attempt,
+        "worker": worker,
+        "at": NOW + at,
+        "retain_until": SUBMITTED.retain_until,
+    }
+
+
+def started(execution: uuid.UUID = A, *, source: int = 0, **values: object) -> Started:
+    return Started(
+        **common(**values),
+        execution=execution,
+        source_topic="tasks.high",
+        source_partition=0,
+        source_offset=source,
+    )
+
+
+def released(execution: uuid.UUID = A, **values: object) -> Released:
+    return Released(**common(**values), execution=execution, reason="shutdown")
+
+
+def succeeded(execution: uuid.UUID = A, result: bytes | None = b"1", **values: object) -> Succeeded:
+    return Succeeded(**common(**values), execution=execution, result=result)
+
+
+def failed(execution: uuid.UUID = A, message: str = "no", **values: object) -> Failed:
+    return Failed(
+        **common(**values),
+        execution=execution,
+        error_class="builtins.ValueError",
+        message=message,
+        retryable=True,
+    )
+
+
+def dead(**values: object) -> DeadLettered:
+    return DeadLettered(**common(**values), reason="failed")
+
+
+def statuses(*events: LifecycleEvent) -> list[str]:
+    return [fold(SUBMITTED, events[:count]).status.value for count in range(len(events) + 1)]
+
+
+def test_a_submission_alone_is_pending_and_says_what_was_submitted() -> None:
+    state = fold(SUBMITTED, ())
+    assert state.status is TaskStatus.PENDING
+    assert (state.task_id, state.tenant, state.task_type, state.queue) == (
+        TASK,
+        "acme",
+        "geo.nearest",
+        "default",
+    )
+    assert state.created_at == from_ms(NOW)
+    assert state.created_at.tzinfo is not None
+    assert (state.attempt, state.retry_count, state.started_at, state.completed_at) == (0, 0, None, None)
+    assert state.retain_until - state.created_at == timedelta(days=1)
+
+
+def test_a_submission_that_must_wait_is_scheduled() -> None:
+    assert fold(replace(SUBMITTED, not_before=NOW + 1), ()).status is TaskStatus.SCHEDULED
+    assert fold(replace(SUBMITTED, not_before=NOW), ()).status is TaskStatus.PENDING
+
+
+def test_the_usual_life() -> None:
+    assert statuses(started(), succeeded()) == ["pending", "running", "completed"]
+    state = fold(SUBMITTED, (started(at=5, worker="w7"), succeeded(at=9, result=b'{"a":1}')))
+    assert (state.result, state.worker, state.attempt) == (b'{"a":1}', "w7", 1)
+    assert (state.started_at, state.completed_at) == (from_ms(NOW + 5), from_ms(NOW + 9))
+
+
+def test_a_failed_attempt_a_second_one_and_its_error() -> None:
+    events = (
+        started(),
+        failed(message="boom", at=3),
+        started(B, source=9, attempt=2),
+        succeeded(B, attempt=2),
+    )
+    assert statuses(*events) == ["pending", "running", "failed", "running", "completed"]
+    state = fold(SUBMITTED, events)
+    assert (state.attempt, state.retry_count) == (2, 1)
+    assert state.last_error is not None
+    assert (state.last_error.message, state.last_error.attempt) == ("boom", 1)
+
+
+def test_a_task_that_is_given_up() -> None:
+    events = (started(), failed(), dead(at=7))
+    assert statuses(*events) == ["pending", "running", "failed", "dead"]
+    state = fold(SUBMITTED, events)
+    assert (state.reason, state.completed_at) == ("failed", from_ms(NOW + 7))
+
+
+def test_a_task_may_be_given_up_before_it_starts() -> None:
+    assert statuses(dead()) == ["pending", "dead"]
+
+
+def test_a_release_gives_the_task_back() -> None:
+    assert statuses(started(), released(), started(B)) == ["pending", "running", "pending", "running"]
+
+
+def test_a_second_delivery_of_a_record_supersedes_the_first() -> None:
+    events = (started(), started(B), failed(A), succeeded(B))
+    assert statuses(*events) == ["pending", "running", "running", "running", "completed"]
+    outcomes = [row.outcome for row in history(SUBMITTED, placed(events[:2])).attempts]
+    assert outcomes == [Outcome.SUPERSEDED, Outcome.RUNNING]
+    # What the superseded one reports later is kept, in its own row.
+    rows = history(SUBMITTED, placed(events)).attempts
+    assert [row.outcome for row in rows] == [Outcome.FAILED, Outcome.SUCCEEDED]
+    assert rows[0].error is not None
+
+
+def test_the_work_of_a_superseded_execution_counts_when_it_is_first() -> None:
+    events = (started(A), started(B), succeeded(A, b"a"), succeeded(B, b"b"))
+    state = fold(SUBMITTED, events)
+    assert (state.status, state.result) == (TaskStatus.COMPLETED, b"a")
+    assert [row.outcome for row in history(SUBMITTED, placed(events)).attempts] == [
+        Outcome.SUCCEEDED,
+        Outcome.SUCCEEDED,
+    ]
+
+
+def test_the_work_of_a_released_execution_counts_too() -> None:
+    assert statuses(started(), released(), succeeded()) == ["pending", "running", "pending", "completed"]
+
+
+def test_a_close_of_another_execution_moves_nothing() -> None:
+    assert statuses(started(A), failed(C), released(C)) == ["pending", "running", "running", "running"]
+    assert statuses(failed(C)) == ["pending", "pending"]
+
+
+def test_executions_of_different_records_may_be_open_together() -> None:
+    events = (started(A, source=1), started(B, source=2, attempt=2), failed(A), released(B))
+    assert statuses(*events) == ["pending", "running", "running", "running", "pending"]
+
+
+def test_a_repeated_start_opens_nothing() -> None:
+    assert statuses(started(), failed(), started()) == ["pending", "running", "failed", "failed"]
+
+
+def test_later_events_are_history_only() -> None:
+    life = (started(), succeeded(at=4))
+    later = (started(B, source=3, attempt=2, worker="w9"), failed(B, attempt=2), dead())
+    assert fold(SUBMITTED, life + later) == fold(SUBMITTED, life)
+    told = history(SUBMITTED, placed(life + later))
+    assert [row.outcome for row in told.attempts] == [Outcome.SUCCEEDED, Outcome.FAILED]
+    assert [event.event for event in told.events] == [*life, *later]
+
+
+def test_history_places_events_in_the_lane() -> None:
+    event = LaneEvent.at_sequence(4096 * 17 + 3, started())
+    assert (event.offset, event.index) == (17, 3)
+
+
+def test_every_kind_of_event_has_a_rule_and_a_hint() -> None:
+    assert set(_RULES) == set(LIFECYCLE_EVENTS) == set(STATUS_AFTER)
+    ends = {kind for kind in LIFECYCLE_EVENTS if kind.ends}
+    assert ends == {kind for kind, status in STATUS_AFTER.items() if status.ended}
+
+
+def test_the_transition_table_names_every_status() -> None:
+    assert set(TRANSITIONS) == set(TaskStatus)
+    assert {TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED, TaskStatus.EXPIRED} == END_STATES
+
+
+def placed(events: tuple[LifecycleEvent, ...]) -> list[LaneEvent]:
+    return [LaneEvent.at_sequence(4096 * number, event) for number, event in enumerate(events)]
+
+
+executions = st.sampled_from((A, B, C))
+lives = st.lists(
+    st.one_of(
+        st.builds(
+            lambda execution, source, attempt, at: started(execution, source=source, attempt=attempt, at=at),
+            executions,
+            st.integers(0, 1),
+            st.integers(1, 3),
+            st.integers(0, 99),
+        ),
+        st.builds(lambda execution, at: released(execution, at=at), executions, st.integers(0, 99)),
+        st.builds(lambda execution, at: failed(execution, at=at), executions, st.integers(0, 99)),
+        st.builds(lambda execution, at: succeeded(execution, at=at), executions, st.integers(0, 99)),
+        st.builds(lambda at: dead(at=at), st.integers(0, 99)),
+    ),
+    max_size=12,
+)
+submissions = st.sampled_from((SUBMITTED, replace(SUBMITTED, not_before=NOW + 60_000)))
+
+
+@given(submissions, lives)
+def test_only_legal_moves_come_out(submission: TaskSubmitted, events: list[LifecycleEvent]) -> None:
+    before = fold(submission, ()).status
+    for count in range(1, len(events) + 1):
+        after = fold(submission, events[:count]).status
+        assert after is before or after in TRANSITIONS[before]
+        before = after
+
+
+@given(submissions, lives, lives)
+def test_an_end_is_for_ever(
+    submission: TaskSubmitted, events: list[LifecycleEvent], later: list[LifecycleEvent]
+) -> None:
+    state = fold(submission, events)
+    if state.status.ended:
+        assert fold(submission, events + later) == state
+        assert state.completed_at is not None
+    else:
+        assert (state.completed_at, state.result, state.reason) == (None, None, None)
+
+
+@given(lives)
+def test_history_and_state_agree(events: list[LifecycleEvent]) -> None:
+    told = history(SUBMITTED, placed(tuple(events)))
+    assert told.state == fold(SUBMITTED, events)
+    opened = [event.execution for event in events if isinstance(event, Started)]
+    assert [row.execution for row in told.attempts] == list(dict.fromkeys(opened))
+    running = any(row.outcome is Outcome.RUNNING for row in told.attempts)
+    if not told.state.status.ended:
+        assert running == (told.state.status is TaskStatus.RUNNING)
+
+
+@pytest.mark.parametrize("status", [status for status in TaskStatus if status not in END_STATES])
+def test_what_waits_or_runs_can_end(status: TaskStatus) -> None:
+    assert TRANSITIONS[status] & END_STATES
