@@ -1,0 +1,118 @@
+"""From a record on a dispatch topic to a handler and its argument, or to the reason why there is none. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from taskline.errors import Unavailable, UndecodablePayload, UndecodableRecord, UnknownTaskType
+from taskline.infra.log import HEADER_ATTEMPT, InRecord
+from taskline.schemas.codec import Codec
+from taskline.schemas.events import TaskSubmitted
+from taskline.schemas.payloads import PayloadSchema
+from taskline.workers.registry import Registry, Task
+
+UNREGISTERED = "unregistered"
+PAYLOAD_UNDECODABLE = "payload_undecodable"
+
+# Decimal digits of an attempt that a header may have; int() of a longer one is somebody's attack.
+_MAX_ATTEMPT_DIGITS = 9
+
+
+class WriterSchemas(Protocol):
+    """The payload schemas that submitters have used."""
+
+    def writer_schema(self, fingerprint: bytes) -> PayloadSchema | None:
+        """The schema with that fingerprint; None: not known here, or not yet."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admitted:
+    """A task that can be run."""
+
+    submission: TaskSubmitted
+    attempt: int
+    task: Task
+    # The handler's argument.
+    payload: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """A task that can't be run by this registry: a dead letter."""
+
+    submission: TaskSubmitted
+    attempt: int
+    reason: str
+    error: Exception
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Undecodable:
+    """Bytes that are no task: they go to the dead-letter topic verbatim."""
+
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotYet:
+    """A record that may be readable in a moment."""
+
+    # What it is if it does not become readable; None: it is waited for without end.
+    rejection: Rejected | None
+
+
+Admission = Admitted | Rejected | Undecodable | NotYet
+
+
+def admit(record: InRecord, registry: Registry, codec: Codec, types: WriterSchemas) -> Admission:
+    """Decide what becomes of a dispatch record."""
+    try:
+        submission = codec.decode(record.value, TaskSubmitted)
+    except UndecodableRecord as error:
+        return Undecodable(cause=str(error))
+    except Unavailable:
+        # The schema registry: it says nothing about the record.
+        return NotYet(rejection=None)
+    header = record.headers.get(HEADER_ATTEMPT)
+    attempt = 1 if header is None else _attempt(header)
+    if attempt is None:
+        return Undecodable(cause=f"header {HEADER_ATTEMPT} is not a number from 1")
+    task = registry.get(submission.task_type)
+    if task is None:
+        return Rejected(
+            submission=submission,
+            attempt=attempt,
+            reason=UNREGISTERED,
+            error=UnknownTaskType(submission.task_type, registry.names),
+        )
+    try:
+        payload = _payload(submission, task, types)
+    except Exception as error:
+        # Decoders and users' own validators raise what they like; one bad payload must not stop the others.
+        rejection = Rejected(submission=submission, attempt=attempt, reason=PAYLOAD_UNDECODABLE, error=error)
+        return NotYet(rejection=rejection) if isinstance(error, _UnknownWriterError) else rejection
+    return Admitted(submission=submission, attempt=attempt, task=task, payload=payload)
+
+
+class _UnknownWriterError(UndecodablePayload):
+    """The payload's schema is not in the type directory."""
+
+
+def _payload(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any:  # noqa: ANN401 - a payload
+    fingerprint, own = submission.payload_fingerprint, task.type.schema
+    if (
+        fingerprint is not None
+        and own is not None
+        and fingerprint != own.fingerprint
+        and types.writer_schema(fingerprint) is None
+    ):
+        raise _UnknownWriterError(f"written under schema {fingerprint.hex()}, which nobody has registered")
+    return task.instance(task.type.decode(submission.payload, fingerprint, types.writer_schema))
+
+
+def _attempt(header: bytes | None) -> int | None:
+    if not header or len(header) > _MAX_ATTEMPT_DIGITS or not header.isdigit():
+        return None
+    return int(header) or None

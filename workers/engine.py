@@ -1,0 +1,340 @@
+"""The worker's engine: records in, handlers run, outcomes and offsets out. Knows neither Kafka nor threads.
+
+Invariants:
+- A slot is taken before Started is appended, and only then: what is buffered has not been started.
+- An offset is done only when its outcome is acknowledged (`conductor`), and only while its partition is ours (`feed`).
+- Nothing waits without a bound in memory: the buffer by worker.prefetch, a partition's window by worker.window, running
+  handlers by the slots, unacknowledged outcomes by MAX_UNSETTLED_PER_SLOT.
+- Nothing that a handler raises, and no absence of the log, ends the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from taskline.infra.log import Position
+from taskline.infra.topics import Topics
+from taskline.schemas.events import Priority
+from taskline.settings import WorkerSettings
+from taskline.workers import metrics
+from taskline.workers.admission import Admitted, NotYet, Rejected, Undecodable, admit
+from taskline.workers.conductor import CANCEL_GRACE_SECONDS, Conductor
+from taskline.workers.dispatch import StrictDispatcher
+from taskline.workers.execution import Execution, Phase
+from taskline.workers.feed import Assignment, Feed, Waiting
+from taskline.workers.ports import WorkerPorts
+from taskline.workers.recorder import Recorder
+from taskline.workers.registry import Registry
+from taskline.workers.slots import Slots
+
+log = structlog.get_logger(__name__)
+
+# Outcomes may be on their way while new handlers run; beyond this the log is slower than the handlers, and new ones wait.
+MAX_UNSETTLED_PER_SLOT = 4
+_LEAST_MAX_UNSETTLED = 256
+# A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
+RELEASE_SECONDS = 3.0
+# A submitter registers its type before it submits, but this process may hear of the one after the other.
+SCHEMA_PATIENCE_SECONDS = 10.0
+_SCHEMA_PAUSE_SECONDS = 0.25
+SHUTDOWN = "shutdown"
+REVOKED = "revoked"
+LOST = "lost"
+
+
+class WorkerEngine:
+    """Runs one registry's handlers on the records of its intakes."""
+
+    def __init__(
+        self, registry: Registry, ports: WorkerPorts, settings: WorkerSettings, *, topics: Topics, worker: str
+    ) -> None:
+        """Plug an engine together; `run` starts it.
+
+        Args:
+            registry: the tasks to serve; any other is a dead letter.
+            ports: everything around.
+            settings: bounds and time limits.
+            topics: names the dead-letter topic.
+            worker: this process's name in the log.
+        """
+        self._registry = registry
+        self._ports = ports
+        self._settings = settings
+        self._recorder = Recorder(ports, worker=worker, dlq=topics.dlq)
+        self._conductor = Conductor(ports, self._recorder, settings)
+        self._feeds = {
+            priority: Feed(priority, intake, self, settings) for priority, intake in ports.intakes.items()
+        }
+        self._buffer: StrictDispatcher[Waiting] = StrictDispatcher()
+        # Admitted, and waiting for an executor that is full while slots are free.
+        self._parked: StrictDispatcher[Execution] = StrictDispatcher()
+        # Waiting for their payload's schema to become known.
+        self._deferred: set[Waiting] = set()
+        self._slots = Slots(settings.concurrency)
+        # What was taken from the buffer and is not over.
+        self._running: set[Execution] = set()
+        # Those of them that need no slot any more, or never did.
+        self._unsettled = 0
+        self._max_unsettled = max(_LEAST_MAX_UNSETTLED, MAX_UNSETTLED_PER_SLOT * settings.concurrency)
+        self._pump_due = False
+        self._stopping = False
+        self._failure: Exception | None = None
+        self._wake = asyncio.Event()
+        # Hand-backs of lost partitions, kept from the garbage collector.
+        self._chores: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; then drain: running handlers may finish within worker.grace_seconds.
+
+        Raises:
+            Exception: an intake can't go on (`IntakeSink.failed`) or could not start, after the drain.
+        """
+        metrics.SLOTS.set(self._slots.total)
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._wake.set())
+        committing = asyncio.ensure_future(self._commit_regularly())
+        try:
+            for feed in self._feeds.values():
+                await feed.start()
+            await self._wake.wait()
+        except Exception as error:
+            self._failure = self._failure or error
+        finally:
+            self._stopping = True
+            stopping.cancel()
+            committing.cancel()
+            await self._leave()
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- FeedHost: what the feeds ask for -------------------------------------------------------------------
+
+    def offer(self, waiting: Sequence[Waiting], priority: Priority) -> None:
+        """See `FeedHost`."""
+        for each in waiting:
+            self._buffer.put(priority, each)
+        self._schedule_pump()
+
+    async def drain(self, assignments: Sequence[Assignment]) -> None:
+        """See `FeedHost`."""
+        reason = SHUTDOWN if self._stopping else REVOKED
+        runs = self._take_back(assignments)
+        starting = [run for run in runs if run.phase is Phase.STARTING]
+        handing_back = asyncio.ensure_future(self._hand_back(starting, reason))
+        outers = {run.outer: run for run in runs if run.phase is not Phase.STARTING and run.outer is not None}
+        if outers:
+            _, late = await asyncio.wait(outers, timeout=self._settings.grace_seconds)
+            await self._hand_back([outers[outer] for outer in late], reason)
+        await handing_back
+
+    def abandon(self, assignments: Sequence[Assignment]) -> None:
+        """See `FeedHost`."""
+        runs = self._take_back(assignments)
+        if runs:
+            chore = asyncio.ensure_future(self._hand_back(runs, LOST))
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
+
+    def fail(self, error: Exception) -> None:
+        """See `FeedHost`."""
+        self._failure = self._failure or error
+        self._wake.set()
+
+    # ---- from the buffer into slots ---------------------------------------------------------------------------
+
+    def _schedule_pump(self) -> None:
+        # Once per turn of the loop: what becomes free or arrives within one goes to the log together.
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        if self._stopping:
+            return
+        try:
+            while self._slots.free and self._unsettled < self._max_unsettled:
+                run = self._take_parked() or self._take_buffered()
+                if run is None:
+                    break
+                self._begin(run)
+            for feed in self._feeds.values():
+                feed.refill()
+        except Exception as error:
+            # Raised into the event loop it would only be logged, and the worker would stand still.
+            self.fail(error)
+
+    def _take_parked(self) -> Execution | None:
+        parked, buffered = self._parked.urgency(), self._buffer.urgency()
+        if parked is None or not self._slots.room(self._ports.functions):
+            return None
+        if buffered is not None and buffered < parked:
+            return None
+        run = self._parked.take()
+        if run is not None:
+            run.waiting.assignment.feed.left_buffer(1)
+        return run
+
+    def _take_buffered(self) -> Execution | None:
+        """The next execution that can begin; on the way, what can't is settled, parked or deferred."""
+        while self._unsettled < self._max_unsettled and (waiting := self._buffer.take()) is not None:
+            run = self._admit(waiting)
+            if run is not None:
+                waiting.assignment.feed.left_buffer(1)
+                return run
+        return None
+
+    def _admit(self, waiting: Waiting) -> Execution | None:
+        admission = admit(waiting.record, self._registry, self._ports.codec, self._ports.types)
+        if isinstance(admission, Admitted):
+            executor = self._ports.coroutines if admission.task.is_async else self._ports.functions
+            run = Execution(waiting, admission, executor)
+            if self._slots.room(executor):
+                return run
+            self._parked.put(waiting.priority, run)
+            return None
+        if isinstance(admission, NotYet):
+            waiting.tries += 1
+            waited = waiting.tries * _SCHEMA_PAUSE_SECONDS
+            if admission.rejection is None or waited <= SCHEMA_PATIENCE_SECONDS:
+                self._deferred.add(waiting)
+                asyncio.get_running_loop().call_later(_SCHEMA_PAUSE_SECONDS, self._again, waiting)
+                return None
+            admission = admission.rejection
+        waiting.assignment.feed.left_buffer(1)
+        run = Execution(waiting, None, None)
+        self._unsettled += 1
+        if isinstance(admission, Undecodable):
+            self._launch(run, self._conductor.bury(run, admission.cause))
+        elif isinstance(admission, Rejected):
+            self._launch(run, self._conductor.reject(run, admission))
+        return None
+
+    def _again(self, waiting: Waiting) -> None:
+        if waiting in self._deferred:
+            self._deferred.discard(waiting)
+            self._buffer.put(waiting.priority, waiting)
+            self._schedule_pump()
+
+    def _begin(self, run: Execution) -> None:
+        assert run.executor is not None  # noqa: S101 - admitted
+        self._slots.take(run.executor)
+        run.slot = True
+        self._launch(run, self._conductor.perform(run, partial(self._handler_over, run)))
+
+    def _launch(self, run: Execution, way: Coroutine[Any, Any, None]) -> None:
+        self._running.add(run)
+        run.outer = asyncio.get_running_loop().create_task(way)
+        run.outer.add_done_callback(partial(self._over, run))
+
+    def _handler_over(self, run: Execution) -> None:
+        """The handler has ended, or is waited for no longer: its slot goes, its outcome is on the way."""
+        self._unsettled += 1
+        self._give_slot(run)
+
+    def _over(self, run: Execution, outer: asyncio.Task[None]) -> None:
+        """The record is done, or handed back."""
+        self._running.discard(run)
+        if run.phase is Phase.SETTLING:
+            self._unsettled -= 1
+        self._give_slot(run)
+        self._schedule_pump()
+        error = None if outer.cancelled() else outer.exception()
+        if error is not None:
+            # Nothing that a handler or the log does ends here: it is a fault of the worker, and to go on would leave this
+            # record, and with it its partition, undone for ever.
+            log.error("worker fault", exc_info=error, topic=run.position.topic, offset=run.position.offset)
+            self.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def _give_slot(self, run: Execution) -> None:
+        if not run.slot or run.executor is None:
+            return
+        handler = run.handler
+        if handler is not None and not handler.done() and not run.executor.interruptible:
+            # It can't be stopped and uses a thread: the slot is free when it really ends.
+            handler.add_done_callback(lambda _: self._give_slot(run))
+            return
+        run.slot = False
+        self._slots.give(run.executor)
+        self._schedule_pump()
+
+    # ---- giving partitions back ---------------------------------------------------------------------------------
+
+    def _take_back(self, assignments: Sequence[Assignment]) -> list[Execution]:
+        """Drop what is buffered of these; return what was taken from the buffer and is not over."""
+        leaving = set(assignments)
+        dropped = self._buffer.drop(lambda waiting: waiting.assignment in leaving)
+        dropped += [run.waiting for run in self._parked.drop(lambda run: run.waiting.assignment in leaving)]
+        dropped += [waiting for waiting in self._deferred if waiting.assignment in leaving]
+        self._deferred.difference_update(dropped)
+        for waiting in dropped:
+            waiting.assignment.feed.left_buffer(1)
+        self._schedule_pump()
+        return [run for run in self._running if run.waiting.assignment in leaving]
+
+    async def _hand_back(self, runs: Sequence[Execution], reason: str) -> None:
+        """Stop executions where they are; their offsets stay undone, and a handler that was begun reads pending again."""
+        begun = [run for run in runs if run.phase is not Phase.SETTLING]
+        for run in runs:
+            if run.outer is not None:
+                run.outer.cancel()
+        stoppable = [
+            run.handler
+            for run in begun
+            if run.handler is not None and run.executor is not None and run.executor.interruptible
+        ]
+        for handler in stoppable:
+            handler.cancel()
+        if stoppable:
+            await asyncio.wait(stoppable, timeout=CANCEL_GRACE_SECONDS)
+        released = [self._recorder.released(run, reason) for run in begun if run.opened]
+        if released:
+            await _settled(released, RELEASE_SECONDS)
+
+    async def _leave(self) -> None:
+        held = [assignment for feed in self._feeds.values() for assignment in feed.assignments]
+        log.info("draining", running=self._slots.used, unsettled=self._unsettled, buffered=len(self._buffer))
+        await self.drain(held)
+        # Their revocations find nothing left to wait for, and make the final commits.
+        closing = [feed.close() for feed in self._feeds.values()]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                self._failure = self._failure or outcome
+        if self._chores:
+            await asyncio.wait(self._chores)
+        self._ports.coroutines.close()
+        self._ports.functions.close()
+
+    # ---- progress -----------------------------------------------------------------------------------------------
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.commit_interval_seconds)
+            in_flight = 0
+            for feed in self._feeds.values():
+                feed.commit()
+                metrics.BUFFERED.labels(feed.priority.value).set(feed.buffered)
+                in_flight += sum(assignment.tracker.unfinished for assignment in feed.assignments)
+            metrics.IN_FLIGHT.set(in_flight)
+            metrics.SLOTS_USED.set(self._slots.used)
+
+
+async def _settled(futures: Sequence[Future[Position]], timeout_seconds: float) -> None:
+    """Wait for futures, whatever becomes of them."""
+    _, late = await asyncio.wait(futures, timeout=timeout_seconds)
+    for future in futures:
+        if future in late:
+            future.add_done_callback(_seen)
+        else:
+            _seen(future)
+
+
+def _seen(future: Future[Position]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,90 @@
+"""What the engine knows of a record that it took from the buffer, until it is done or handed back."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from asyncio import Future
+from enum import Enum, auto
+from typing import Any
+
+from taskline.infra.log import Position
+from taskline.workers.admission import Admitted
+from taskline.workers.executor import Executor
+from taskline.workers.feed import Waiting
+
+
+class Phase(Enum):
+    """How far an execution is."""
+
+    # Started is on its way into the log; the handler has not begun.
+    STARTING = auto()
+    # The handler runs.
+    RUNNING = auto()
+    # The outcome is on its way into the log; no slot is needed.
+    SETTLING = auto()
+
+
+class Execution:
+    """The state of one record on its way; changed by the conductor and the engine only."""
+
+    __slots__ = (
+        "admitted",
+        "ended",
+        "error",
+        "executor",
+        "handler",
+        "id",
+        "left_behind",
+        "opened",
+        "outer",
+        "phase",
+        "result",
+        "slot",
+        "timed_out",
+        "waiting",
+    )
+
+    def __init__(self, waiting: Waiting, admitted: Admitted | None, executor: Executor | None) -> None:
+        """`admitted` and `executor` are None for what has no handler: it begins with its settlement."""
+        self.waiting = waiting
+        self.admitted = admitted
+        self.executor = executor
+        # As in Started.execution.
+        self.id = uuid.uuid4()
+        self.phase = Phase.SETTLING if admitted is None else Phase.STARTING
+        # True: a Started of it may be in the log.
+        self.opened = False
+        # True: it holds a slot.
+        self.slot = False
+        # The asyncio task that takes the record all the way, and the handler's own.
+        self.outer: asyncio.Task[None] | None = None
+        self.handler: asyncio.Task[None] | None = None
+        # Resolves when the handler has ended or is waited for no longer.
+        self.ended: Future[None] | None = None
+        # True: the time limit has passed while the handler ran.
+        self.timed_out = False
+        # True: the handler runs on although nobody waits for it.
+        self.left_behind = False
+        # What the handler returned, or raised.
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where its record stands."""
+        return self.waiting.record.position
+
+    def facts(self) -> dict[str, Any]:
+        """What a log line says about it."""
+        place = self.position
+        facts: dict[str, Any] = {
+            "topic": place.topic,
+            "partition": place.partition,
+            "offset": place.offset,
+        }
+        if self.admitted is not None:
+            facts["task_id"] = str(self.admitted.submission.task_id)
+            facts["task_type"] = self.admitted.task.name
+            facts["attempt"] = self.admitted.attempt
+        return facts

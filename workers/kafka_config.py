@@ -1,0 +1,102 @@
+"""How a worker's consumers are configured, and what their errors mean."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from taskline.infra.kafka.client import client_config
+from taskline.settings import KafkaSettings, WorkerSettings
+
+_MS = 1_000
+# A broker answers a fetch as soon as there is a record, so this costs no latency. It bounds how long a partition that was
+# just assigned or resumed waits behind a fetch that was sent without it.
+_FETCH_WAIT_MS = 100
+# When the client's own queue is full it looks again after this; the default of 1 s would be a stall of 1 s.
+_FETCH_QUEUE_BACKOFF_MS = 10
+# The client's queue per partition: enough to refill the engine's buffer at once; its bytes bound the process's memory.
+_QUEUED_MIN_MESSAGES = 2_000
+_QUEUED_MAX_KBYTES = 16 * 1_024
+# Brokers take a member for dead after session.timeout.ms without a heartbeat; three chances within it, as Kafka advises.
+_HEARTBEATS_PER_SESSION = 3
+_MAX_HEARTBEAT_MS = 3_000
+# A thread that hands partitions over polls nothing for up to the grace period and the calls around it; beyond
+# max.poll.interval.ms the group would take the partitions away meanwhile.
+_MIN_POLL_INTERVAL_MS = 300_000
+_POLL_INTERVAL_MARGIN_MS = 60_000
+
+
+class ErrorKind(Enum):
+    """What to do about an error that a consumer reports."""
+
+    # The client goes on by itself.
+    PASSING = auto()
+    # The committed offset is not in the log: nobody but an operator can say where to go on.
+    OFFSET_LOST = auto()
+    # The topic does not exist, or not yet.
+    NO_TOPIC = auto()
+    # It will not get better by waiting.
+    FATAL = auto()
+
+
+_FATAL = frozenset(
+    {
+        KafkaError._FATAL,
+        KafkaError._INVALID_ARG,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.INVALID_SESSION_TIMEOUT,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_VERSION,
+    }
+)
+_NO_TOPIC = frozenset(
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
+
+
+def kind_of(error: KafkaError) -> ErrorKind:
+    """What to do about a consumer's error.
+
+    Transport, time-outs, elections, a restarting coordinator, and max.poll.interval.ms exceeded (the partitions are lost, and the
+    next poll joins again) pass by themselves.
+    """
+    code = error.code()
+    if code == KafkaError._AUTO_OFFSET_RESET:
+        return ErrorKind.OFFSET_LOST
+    if code in _NO_TOPIC:
+        return ErrorKind.NO_TOPIC
+    return ErrorKind.FATAL if error.fatal() or code in _FATAL else ErrorKind.PASSING
+
+
+def consumer_config(
+    kafka: KafkaSettings, worker: WorkerSettings, *, group: str, client_id: str
+) -> dict[str, Any]:
+    """The librdkafka settings of one intake.
+
+    Offsets are committed by the intake only, and a group without one is an error, never a silent jump (`topics create` seeds
+    them). Assignment is cooperative: what need not move keeps running through a rebalance.
+    """
+    session_ms = kafka.session_timeout_ms
+    return client_config(kafka, client_id=client_id) | {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": min(_MAX_HEARTBEAT_MS, session_ms // _HEARTBEATS_PER_SESSION),
+        "max.poll.interval.ms": max(
+            session_ms,
+            _MIN_POLL_INTERVAL_MS,
+            round(worker.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
+        ),
+        "fetch.wait.max.ms": _FETCH_WAIT_MS,
+        "fetch.queue.backoff.ms": _FETCH_QUEUE_BACKOFF_MS,
+        "queued.min.messages": _QUEUED_MIN_MESSAGES,
+        "queued.max.messages.kbytes": _QUEUED_MAX_KBYTES,
+    }

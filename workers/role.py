@@ -1,0 +1,152 @@
+"""The worker as a process: checks, registration of its task types, the engine on Kafka, a clean stop.
+
+Invariant: nothing is taken before the topology is right and the log has accepted the task types. Kafka being away is waited for, at
+the start as at any later time; what waiting can't mend ends the process with the reason and a non-zero status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from taskline.errors import InvalidRegistry, Unavailable
+from taskline.infra.kafka.admin import check_topology
+from taskline.infra.kafka.asynclog import KafkaLog
+from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
+from taskline.infra.kafka.types import TypeDirectory
+from taskline.infra.role import SystemClock, process_name, run_role
+from taskline.infra.topics import Topics
+from taskline.schemas.confluent import codec_for
+from taskline.schemas.events import Priority
+from taskline.settings import Settings
+from taskline.workers.engine import WorkerEngine
+from taskline.workers.executor import ThreadExecutor
+from taskline.workers.kafka_intake import KafkaIntake
+from taskline.workers.outbox import pauses
+from taskline.workers.ports import WorkerPorts
+from taskline.workers.registry import Registry
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# What may still be on its way when the engine has ended are courtesies (Released); they get this long.
+_FLUSH_SECONDS = 5.0
+# A lifecycle batch has a frame around its events, and a record one around it.
+_BATCH_MARGIN_BYTES = 2_048
+
+
+def main(settings: Settings, registry: Registry, queue: str) -> None:
+    """Run a worker of `queue` until SIGTERM or SIGINT.
+
+    Raises:
+        InvalidRegistry: the registry has no task of that queue.
+        IncompatibleSchema: a task can't read what is queued under an earlier schema.
+        WrongTopology: the topics or groups are not as declared.
+        OffsetLost: what the group was to run is not in the log any more.
+    """
+    served = served_tasks(registry, queue)
+    run_role("worker", settings.telemetry, lambda stop: run_worker(settings, served, queue, stop))
+
+
+def served_tasks(registry: Registry, queue: str) -> Registry:
+    """The tasks of one queue.
+
+    Raises:
+        InvalidRegistry: there is none.
+    """
+    served = registry.for_queue(queue)
+    if not len(served):
+        others = ", ".join(registry.queues)
+        detail = f"; its tasks are of {others}" if others else "; it has no tasks at all"
+        raise InvalidRegistry(f"the registry has no task of queue {queue!r}{detail}")
+    return served
+
+
+async def run_worker(settings: Settings, registry: Registry, queue: str, stop: asyncio.Event) -> None:
+    """Serve `queue` with `registry` until `stop` is set; errors as `main`."""
+    name = process_name()
+    topics = Topics(namespace=settings.kafka.namespace)
+    codec = codec_for(settings.schemas)
+    async with contextlib.AsyncExitStack() as cleanup:
+        if not await _when_available(partial(check_topology, settings, queues=(queue,)), stop):
+            return
+        if not await _when_available(codec.prepare, stop):
+            return
+        directory = TypeDirectory(settings, codec=codec)
+        cleanup.push_async_callback(asyncio.to_thread, directory.close)
+        if not await _when_available(directory.start, stop):
+            return
+        if not await _when_available(partial(directory.register, registry.types), stop):
+            return
+        kafka_log = KafkaLog(_without_linger(settings), client_id=name)
+        cleanup.push_async_callback(kafka_log.close, _FLUSH_SECONDS)
+        lifecycle = LifecycleLog(
+            kafka_log,
+            codec,
+            topics,
+            settings.topics.lanes,
+            settings.worker.lifecycle_linger_ms,
+            max_batch_bytes=min(
+                DEFAULT_MAX_BATCH_BYTES, settings.topics.max_record_bytes - _BATCH_MARGIN_BYTES
+            ),
+        )
+        ports = WorkerPorts(
+            intakes={priority: _intake(settings, topics, queue, priority, name) for priority in Priority},
+            log=kafka_log,
+            lifecycle=lifecycle,
+            codec=codec,
+            types=directory,
+            clock=SystemClock(),
+            functions=ThreadExecutor(settings.worker.threads),
+        )
+        engine = WorkerEngine(registry, ports, settings.worker, topics=topics, worker=name)
+        log.info(
+            "serving",
+            worker=name,
+            queue=queue,
+            tasks=registry.names,
+            concurrency=settings.worker.concurrency,
+        )
+        try:
+            await engine.run(stop)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await lifecycle.flush()
+
+
+def _intake(settings: Settings, topics: Topics, queue: str, priority: Priority, name: str) -> KafkaIntake:
+    return KafkaIntake(
+        settings.kafka,
+        settings.worker,
+        topic=topics.dispatch(queue, priority),
+        group=topics.worker_group(queue, priority),
+        client_id=f"{name}-{priority.value}",
+    )
+
+
+def _without_linger(settings: Settings) -> Settings:
+    """Events gather in their lanes already; a second wait in the client would only delay each start."""
+    return settings.model_copy(update={"producer": settings.producer.model_copy(update={"linger_ms": 0.0})})
+
+
+async def _when_available(step: Callable[[], T], stop: asyncio.Event) -> bool:
+    """Take a blocking step, again and again while Kafka is away; False: `stop` came first."""
+    waits = pauses()
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(step)
+        except Unavailable as error:
+            pause = next(waits)
+            log.warning("waiting for Kafka", error=str(error), pause_seconds=pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+        else:
+            return True
+    return False
