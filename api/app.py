@@ -1,0 +1,60 @@
+"""The app: routes, errors and documentation put together on the given dependencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from taskline.api import openapi
+from taskline.api.deps import ApiDeps
+from taskline.api.direct import DirectRoute
+from taskline.api.errors import problem_of
+from taskline.api.middleware import CLIENT_LEFT, REQUEST_ID, RequestBoundary
+from taskline.api.operations import add_operations_routes
+from taskline.api.problems import problem_response
+from taskline.api.tasks import add_task_routes
+from taskline.errors import TasklineError
+
+# The app counts for itself (`taskline.api.metrics`); the framework would look for OpenTelemetry providers at every request.
+# (Versions that know no such argument ignore it.)
+_NO_TELEMETRY: dict[str, Any] = {"telemetry": {"tracing": False, "metrics": False, "logs": False}}
+
+
+def create_app(deps: ApiDeps) -> FastAPI:
+    """An ASGI app on these dependencies. It starts and stops nothing: whoever made the dependencies closes them."""
+    # The pages that describe the API come last: routes are tried in order.
+    app = FastAPI(
+        title="Taskline",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        **_NO_TELEMETRY,
+    )
+    # Straight into the app's own router: an included one is looked up anew for each request.
+    app.router.route_class = DirectRoute
+    add_task_routes(app.router, deps)
+    add_operations_routes(app.router, deps.health, deps.metrics)
+    app.openapi_url, app.docs_url = "/openapi.json", "/docs"
+    app.setup()
+    app.add_middleware(
+        RequestBoundary, metrics=deps.metrics, max_in_flight=deps.settings.max_requests_in_flight
+    )
+    for kind in (TasklineError, HTTPException):
+        app.add_exception_handler(kind, _answer_problem)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    openapi.install(app)
+    return app
+
+
+async def _answer_problem(request: Request, error: Exception) -> Response:
+    return problem_response(problem_of(error), request.scope[REQUEST_ID])
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    # Nothing is sent to a client that has left; the status is for the numbers.
+    return Response(status_code=CLIENT_LEFT)

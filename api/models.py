@@ -1,0 +1,252 @@
+"""The shapes of requests and answers.
+
+`TaskSubmission` is what a body is checked against. The others describe the answers for the OpenAPI document and for tests;
+answers are built by `taskline.api.render` and not validated again on their way out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from taskline.api.examples import EXAMPLES
+from taskline.producers.submission import MAX_NAME_CHARS, MAX_RETRIES, MAX_TIMEOUT_SECONDS
+from taskline.schemas.events import Priority
+from taskline.state.fold import Outcome
+from taskline.state.status import TaskStatus
+
+PriorityName = Literal["high", "normal", "low"]
+
+
+class TaskSubmission(BaseModel):
+    """A task to run. A field that is null counts as absent."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": EXAMPLES["TaskSubmission"]},
+    )
+
+    task_type: Annotated[str, Field(min_length=1, max_length=255, description="A registered task type.")]
+    payload: Annotated[Any, Field(description="The task's input; must fit the task type's schema.")]
+    priority: Annotated[
+        PriorityName | None, Field(description="How urgent it is. Default: the task type's.")
+    ] = None
+    timeout_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=MAX_TIMEOUT_SECONDS,
+            allow_inf_nan=False,
+            description="How long one execution may take. Default: the task type's.",
+        ),
+    ] = None
+    max_retries: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_RETRIES, description="Attempts after the first. Default: the task type's."),
+    ] = None
+    affinity_key: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_NAME_CHARS,
+            description="Tasks of one priority with the same key go to the same partition, in order of acceptance.",
+        ),
+    ] = None
+
+
+class _Answer(BaseModel):
+    # An answer may gain members at any time; clients must ignore what they do not know.
+    model_config = ConfigDict(extra="ignore")
+
+
+class TaskAccepted(_Answer):
+    """The task is in the log: it will run, whatever dies."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskAccepted"]})
+
+    task_id: UUID
+    status: Literal["pending"]
+    created_at: datetime
+    task_type: str
+    priority: Priority
+    queue: str
+
+
+class ErrorView(_Answer):
+    """Why an execution failed."""
+
+    error_class: Annotated[
+        str, Field(alias="class", description="The exception's qualified name, as the worker knows it.")
+    ]
+    message: str
+    attempt: int
+    at: datetime
+    retryable: Annotated[bool, Field(description="False: the worker said that another attempt can't help.")]
+
+
+class TaskView(_Answer):
+    """A task as the view knows it: the fold of its events. Members that do not apply are null."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskView"]})
+
+    task_id: UUID
+    task_type: str
+    status: Annotated[
+        TaskStatus, Field(description="completed, dead, cancelled and expired are final: they never change.")
+    ]
+    priority: Priority
+    queue: str
+    created_at: datetime
+    scheduled_at: Annotated[datetime | None, Field(description="It must not start earlier.")]
+    started_at: Annotated[datetime | None, Field(description="Start of the newest execution.")]
+    completed_at: Annotated[datetime | None, Field(description="When it reached its final status.")]
+    attempt: Annotated[int, Field(description="The highest attempt that started, from 1; 0: none has.")]
+    retry_count: Annotated[int, Field(description="Attempts after the first.")]
+    max_retries: int
+    last_error: ErrorView | None
+    result: Annotated[Any, Field(description="What the handler returned, once completed.")]
+    reason: Annotated[str | None, Field(description="Why it is dead, in a word.")]
+    worker: Annotated[str | None, Field(description="The process that started the newest execution.")]
+    root_id: Annotated[UUID, Field(description="The first task of a chain of replays; its own id otherwise.")]
+    replay_of: UUID | None
+    retain_until: Annotated[datetime, Field(description="After this the task may be forgotten.")]
+
+
+class AttemptError(ErrorView):
+    """Why this execution failed, with the end of its traceback."""
+
+    traceback: str | None
+
+
+class AttemptView(_Answer):
+    """One execution of the handler."""
+
+    attempt: int
+    execution: UUID
+    outcome: Outcome
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    error: AttemptError | None
+    reason: Annotated[str | None, Field(description="Why it was handed back unfinished, in a word.")]
+
+
+class EventView(_Answer):
+    """One lifecycle event, as it stands in the log."""
+
+    event: Literal["started", "released", "succeeded", "failed", "dead_lettered"]
+    at: datetime
+    attempt: int
+    worker: str
+    offset: Annotated[int, Field(description="Its batch's offset in the task's lane.")]
+    index: Annotated[int, Field(description="Its place in the batch.")]
+    execution: Annotated[UUID | None, Field(description="The execution that it is about, if any.")] = None
+    reason: str | None = None
+    error: Annotated[str | None, Field(description="Of a failure: the exception's qualified name.")] = None
+
+
+class TaskHistoryView(_Answer):
+    """What happened to a task: its executions in order of their starts, and its events in log order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskHistoryView"]})
+
+    task_id: UUID
+    task_type: str
+    status: TaskStatus
+    created_at: datetime
+    attempts: list[AttemptView]
+    events: list[EventView]
+
+
+class TaskTypeView(_Answer):
+    """A registered task type and the defaults of its tasks."""
+
+    name: str
+    queue: str
+    priority: Priority
+    timeout_seconds: Annotated[
+        float | None, Field(description="Limit of one execution; null: the worker's default.")
+    ]
+    max_retries: int
+    payload_schema: Annotated[Any, Field(description="The payload's Avro schema; null: any JSON is taken.")]
+
+
+class TaskTypeList(_Answer):
+    """Every registered task type, by name."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskTypeList"]})
+
+    task_types: list[TaskTypeView]
+
+
+class Check(_Answer):
+    """Whether one thing that the process needs is there."""
+
+    up: bool
+    detail: Annotated[
+        str | None, Field(description="What is wrong and, where one can help, the command to run.")
+    ] = None
+
+
+class Ready(_Answer):
+    """Everything that was asked about is there."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["Ready"]})
+
+    status: Literal["ready"]
+    checks: dict[str, Check]
+
+
+class Alive(_Answer):
+    """The process answers."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["Alive"]})
+
+    status: Literal["alive"]
+
+
+class FieldProblem(_Answer):
+    """One field that is wrong."""
+
+    pointer: Annotated[str, Field(description="JSON pointer into the body.")]
+    detail: str
+    nearest: Annotated[str | None, Field(description="Of an unknown field: the field that may be meant.")] = (
+        None
+    )
+
+
+class Problem(BaseModel):
+    """RFC 9457. Decide by `type` or the status; the words may change. Members beyond these depend on the type."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(description="A stable URN, urn:taskline:problem:<slug>.")]
+    title: str
+    status: int
+    detail: str
+    instance: Annotated[str, Field(description="Names this one request, as the server's log does.")]
+    pointer: Annotated[str | None, Field(description="JSON pointer of the payload's field.")] = None
+    task_type: str | None = None
+    nearest: Annotated[str | None, Field(description="The name that may be meant.")] = None
+    task_id: Annotated[UUID | None, Field(description="The task whose fate is unknown.")] = None
+    limit_bytes: int | None = None
+    size_bytes: int | None = None
+    errors: list[FieldProblem] | None = None
+    checks: dict[str, Check] | None = None
+
+
+# Everything that the OpenAPI document names.
+DOCUMENTED: tuple[type[BaseModel], ...] = (
+    TaskSubmission,
+    TaskAccepted,
+    TaskView,
+    TaskHistoryView,
+    TaskTypeList,
+    Ready,
+    Alive,
+    Problem,
+)

@@ -1,0 +1,230 @@
+"""The problems that the HTTP API answers with (RFC 9457), in one table.
+
+A problem's `type` is a stable URN: clients decide by it (or by the status), never by the words in `title` and `detail`.
+`docs/http-api.md` and the OpenAPI document are made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from taskline.errors import TasklineError
+
+PROBLEM_JSON = "application/problem+json"
+_TYPE_PREFIX = "urn:taskline:problem:"
+_INSTANCE_PREFIX = "urn:taskline:request:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemType:
+    """One kind of problem."""
+
+    # The end of the type URN; part of the API's contract.
+    slug: str
+    status: int
+    title: str
+    # When it is answered and what the caller can do, for the documentation.
+    meaning: str
+    # Members beyond RFC 9457's own, by name.
+    members: tuple[str, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """The `type` member."""
+        return _TYPE_PREFIX + self.slug
+
+
+INVALID_TASK_ID = ProblemType(
+    slug="invalid-task-id",
+    status=400,
+    title="Not a task id",
+    meaning="The id is not a UUIDv7 in its usual form, or lies in the future.",
+)
+UNKNOWN_TASK_TYPE = ProblemType(
+    slug="unknown-task-type",
+    status=400,
+    title="Unknown task type",
+    meaning="No such task type is registered; `nearest` is the closest name that is, if any is close.",
+    members=("task_type", "nearest"),
+)
+INVALID_PAYLOAD = ProblemType(
+    slug="invalid-payload",
+    status=400,
+    title="Payload off its schema",
+    meaning="The payload does not fit its task type; `pointer` is the JSON pointer of the field within the payload.",
+    members=("task_type", "pointer"),
+)
+TASK_NOT_FOUND = ProblemType(
+    slug="task-not-found",
+    status=404,
+    title="No such task",
+    meaning="No task with this id is in the view: it was never accepted, is another tenant's, or its retention is over.",
+)
+NOT_FOUND = ProblemType(
+    slug="not-found", status=404, title="No such resource", meaning="The path leads nowhere."
+)
+METHOD_NOT_ALLOWED = ProblemType(
+    slug="method-not-allowed",
+    status=405,
+    title="Method not allowed",
+    meaning="The path does not take this method; the Allow header lists those that it does.",
+)
+BODY_TIMEOUT = ProblemType(
+    slug="body-timeout",
+    status=408,
+    title="The body did not arrive in time",
+    meaning="The request's body took longer than `api.request_timeout_seconds`; nothing was accepted.",
+)
+TOO_LARGE = ProblemType(
+    slug="too-large",
+    status=413,
+    title="Too large",
+    meaning="The encoded payload, or the whole body before it is read, is over `limit_bytes`; nothing was accepted.",
+    members=("limit_bytes", "size_bytes"),
+)
+UNSUPPORTED_MEDIA_TYPE = ProblemType(
+    slug="unsupported-media-type",
+    status=415,
+    title="Not a JSON content type",
+    meaning="Send the body with `Content-Type: application/json`, not compressed.",
+)
+MALFORMED_BODY = ProblemType(
+    slug="malformed-body",
+    status=422,
+    title="Not a JSON object",
+    meaning="The body can't be read as one JSON object (RFC 8259; no NaN or Infinity, nested at most 128 deep).",
+)
+INVALID_FIELDS = ProblemType(
+    slug="invalid-fields",
+    status=422,
+    title="Unknown or wrong fields",
+    meaning="Fields of the body are unknown, missing or of the wrong kind; `errors` lists each with its JSON pointer.",
+    members=("errors",),
+)
+BAD_REQUEST = ProblemType(
+    slug="bad-request",
+    status=400,
+    title="Bad request",
+    meaning="The request is not HTTP that the server can read, or a query parameter has no such value.",
+)
+HEAD_TOO_LARGE = ProblemType(
+    slug="head-too-large",
+    status=431,
+    title="Request head too large",
+    meaning="Request line and headers together are over 64 KiB.",
+)
+INTERNAL_ERROR = ProblemType(
+    slug="internal-error",
+    status=500,
+    title="Internal error",
+    meaning="A fault of the server; quote the `instance` when you report it.",
+)
+DELIVERY_UNKNOWN = ProblemType(
+    slug="delivery-unknown",
+    status=503,
+    title="Not acknowledged in time",
+    meaning="Kafka did not acknowledge the task in time: it may or may not run. Look `task_id` up later; submitting again may run the work twice.",
+    members=("task_id",),
+)
+NOT_ACCEPTED = ProblemType(
+    slug="not-accepted",
+    status=503,
+    title="Not accepted",
+    meaning="The task is certainly not in the queue (send buffer full, refused by Kafka, or the process is stopping); submit again later.",
+)
+TYPES_UNAVAILABLE = ProblemType(
+    slug="types-unavailable",
+    status=503,
+    title="Task types not read yet",
+    meaning="The registered task types have not been read from Kafka since this process started; nothing was accepted. Try again later.",
+)
+VIEW_UNAVAILABLE = ProblemType(
+    slug="view-unavailable",
+    status=503,
+    title="The view does not answer",
+    meaning="Cassandra does not answer, so that the task's state can't be told. Try again later.",
+)
+OVERLOADED = ProblemType(
+    slug="overloaded",
+    status=503,
+    title="Too many requests in flight",
+    meaning="This process has `api.max_requests_in_flight` requests in hand; nothing was accepted. Try again later.",
+)
+NOT_READY = ProblemType(
+    slug="not-ready",
+    status=503,
+    title="Not ready",
+    meaning="Something that the process needs is away, or the process is stopping; `checks` says which.",
+    members=("checks",),
+)
+
+PROBLEMS: tuple[ProblemType, ...] = (
+    BAD_REQUEST,
+    INVALID_TASK_ID,
+    UNKNOWN_TASK_TYPE,
+    INVALID_PAYLOAD,
+    TASK_NOT_FOUND,
+    NOT_FOUND,
+    METHOD_NOT_ALLOWED,
+    BODY_TIMEOUT,
+    TOO_LARGE,
+    UNSUPPORTED_MEDIA_TYPE,
+    MALFORMED_BODY,
+    INVALID_FIELDS,
+    HEAD_TOO_LARGE,
+    INTERNAL_ERROR,
+    DELIVERY_UNKNOWN,
+    NOT_ACCEPTED,
+    TYPES_UNAVAILABLE,
+    VIEW_UNAVAILABLE,
+    OVERLOADED,
+    NOT_READY,
+)
+
+
+class ProblemError(TasklineError):
+    """Ends a request with a problem."""
+
+    def __init__(
+        self,
+        kind: ProblemType,
+        detail: str,
+        *,
+        members: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Say what happened to this request; `members` extend the body, `headers` the answer."""
+        self.kind = kind
+        self.detail = detail
+        self.members = dict(members or {})
+        self.headers = dict(headers or {})
+        super().__init__(detail)
+
+
+def problem_body(problem: ProblemError, request_id: str) -> bytes:
+    """The problem as JSON; members that are None are left out."""
+    return orjson.dumps(
+        {
+            "type": problem.kind.uri,
+            "title": problem.kind.title,
+            "status": problem.kind.status,
+            "detail": problem.detail,
+            "instance": _INSTANCE_PREFIX + request_id,
+            **{name: value for name, value in problem.members.items() if value is not None},
+        }
+    )
+
+
+def problem_response(problem: ProblemError, request_id: str) -> Response:
+    """The problem as an answer."""
+    return Response(
+        problem_body(problem, request_id),
+        status_code=problem.kind.status,
+        headers={"cache-control": "no-store", **problem.headers},
+        media_type=PROBLEM_JSON,
+    )
