@@ -1,0 +1,1 @@
+"""What a task costs: one script a stage, each printing its figure."""
