@@ -43,10 +43,10 @@ lint: setup
 typecheck: setup
 	$(BIN)/mypy .typing/taskline examples bench
 
-# The import rules are checked on a plain copy: the tool follows neither links nor editable installs.
+# The import rules are checked on a plain copy, from inside it: the tool follows neither links nor editable installs.
 imports: setup
 	rm -rf build/imports && mkdir -p build && cp -rL .typing build/imports
-	PYTHONPATH=build/imports $(BIN)/lint-imports --no-logo
+	cd build/imports && ../../$(BIN)/lint-imports --no-logo ../../pyproject.toml
 
 test: setup
 	$(BIN)/pytest $(PYTEST_ARGS)

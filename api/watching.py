@@ -22,11 +22,12 @@ async def watch(name: str, connect: Callable[[], Awaitable[Probe]], health: Heal
 
     Args:
         name: as `health` knows it.
-        connect: makes the connection and gives the probe to ask it with. Both raise Unavailable while it is away.
+        connect: makes the connection, or raises Unavailable while it is away, and gives the probe to ask it with. Whatever the
+            probe raises counts as absence: a process that serves must not end over a question.
         health: where to report.
 
     Raises:
-        Exception: whatever else `connect` or the probe raises.
+        Exception: whatever else `connect` raises.
     """
     probe: Probe | None = None
     while probe is None:
@@ -43,6 +44,8 @@ async def watch(name: str, connect: Callable[[], Awaitable[Probe]], health: Heal
             health.report(name, up=False, detail=f"no answer within {PROBE_TIMEOUT_SECONDS:g} seconds")
         except Unavailable as error:
             health.report(name, up=False, detail=str(error))
+        except Exception as error:
+            health.report(name, up=False, detail=f"{type(error).__name__}: {error}")
         else:
             health.report(name, up=True)
         await asyncio.sleep(PROBE_SECONDS)

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import TypeVar
 
 import structlog
+from cassandra import DriverException
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -133,7 +134,7 @@ class Wiring:
         try:
             await _in_thread(lambda: check_view(settings))
             store = await CassandraStore.connect(settings)
-        except WrongTopology as error:
+        except (WrongTopology, DriverException) as error:
             # Mended from outside, while submissions go on.
             raise Unavailable(str(error)) from error
         self._cleanup.push_async_callback(store.close)

@@ -25,7 +25,9 @@ import orjson
 import psutil
 
 from taskline.infra.kafka.admin import create_topics
+from taskline.infra.kafka.requests import admin_client
 from taskline.infra.kafka.types import TypeDirectory
+from taskline.infra.topics import topology
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority, Started, Succeeded, TaskSubmitted, sequence_of
 from taskline.schemas.ids import TaskId, bucket_of, lane_of, new_task_id
@@ -34,6 +36,7 @@ from taskline.schemas.types import TaskType
 from taskline.settings import Settings, as_environment, load_settings
 from taskline.state.cassandra import CassandraStore
 from taskline.state.migrations import migrate
+from taskline.state.session import connect, open_cluster
 from taskline.state.status import TaskStatus
 from taskline.state.store import EventsWrite, SubmissionWrite, Write
 
@@ -66,6 +69,13 @@ def main(requests: int, tasks: int) -> None:
     )
     create_topics(settings)
     migrate(settings)
+    try:
+        measure(settings, requests, tasks)
+    finally:
+        remove(settings)
+
+
+def measure(settings: Settings, requests: int, tasks: int) -> None:
     register(settings)
     ids = asyncio.run(fill(settings, tasks))
     with api_process(settings) as (url, process):
@@ -83,6 +93,18 @@ def main(requests: int, tasks: int) -> None:
             seconds, after = time.perf_counter() - began, process.cpu_times()
             cpu = (after.user - before.user) + (after.system - before.system)
             print(f"{title}: {cpu / requests * 1e6:.0f} µs of CPU, {requests / seconds:.0f}/s")
+
+
+def remove(settings: Settings) -> None:
+    """The topics and the keyspace that were made for this run."""
+    with admin_client(settings.kafka) as admin:
+        for deleted in admin.delete_topics([spec.name for spec in topology(settings)]).values():
+            deleted.result(30)
+    cluster = open_cluster(settings.cassandra)
+    try:
+        connect(cluster).execute(f"DROP KEYSPACE {settings.cassandra.keyspace}", timeout=60)
+    finally:
+        cluster.shutdown()
 
 
 def register(settings: Settings) -> None:

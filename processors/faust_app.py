@@ -17,6 +17,7 @@ What Faust does, and what is done here about it (0.15):
 - A consumer that is not polled for max_poll_interval leaves its group. While Cassandra is away nothing is polled, which must not
   move the partitions about, so the interval is longer than any outage; liveness has a watchdog of its own.
 - It does not look at the errors of aiokafka's group coordinator. `Source.check` does.
+- Without `cramjam` aiokafka dies of the first compressed record; a source without it is refused.
 - Its livelock detector takes a channel without a stream for stuck; it is given no time-out.
 """
 
@@ -31,10 +32,11 @@ from typing import Any
 
 import faust
 import structlog
+from aiokafka import codec
 from faust.types.auth import SASLMechanism
 from faust.types.tuples import TP
 
-from taskline.errors import TasklineError
+from taskline.errors import MissingExtra, TasklineError
 from taskline.infra.log import InRecord, Position
 from taskline.infra.topics import Topics
 from taskline.processors.group_watch import projected_topics
@@ -86,7 +88,14 @@ class Source:
     """One life of a Faust app: start it, read it, stop it. A dead one is replaced, not revived."""
 
     def __init__(self, settings: Settings, *, client_id: str) -> None:
-        """Configure the app; `client_id` is how the broker knows this process."""
+        """Configure the app; `client_id` is how the broker knows this process.
+
+        Raises:
+            MissingExtra: aiokafka can't read what the broker compresses.
+        """
+        # The topics are kept in zstd; producers may send any. aiokafka finds out when it meets the first record.
+        if not (codec.has_zstd() and codec.has_lz4() and codec.has_snappy()):
+            raise MissingExtra("projector", "cramjam")
         group = Topics(namespace=settings.kafka.namespace).projector_group
         self._app = _App(group, **_configuration(settings, client_id))
         topic = self._app.topic(

@@ -50,10 +50,6 @@ class GroupWatch:
             # Writes the log lines that librdkafka has queued.
             self._consumer.poll(0)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._consumer.close()
-
     def _look(self, partitions: Collection[Partition]) -> Mapping[Partition, tuple[int, int]]:
         places = [TopicPartition(*partition) for partition in partitions or self._all()]
         if not places:

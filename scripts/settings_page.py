@@ -29,7 +29,9 @@ def _section(name: str, field: FieldInfo) -> str:
     section = field.annotation
     if not (isinstance(section, type) and issubclass(section, BaseModel)):
         raise TypeError(f"settings section {name} is not a model")
-    rows = [f"\n## {name}\n\n{section.__doc__}\n\n| setting | variable | default | what |\n| --- | --- | --- | --- |\n"]
+    rows = [
+        f"\n## {name}\n\n{section.__doc__}\n\n| setting | variable | default | what |\n| --- | --- | --- | --- |\n"
+    ]
     rows += [
         f"| `{setting}` | `{ENV_PREFIX}{name.upper()}__{setting.upper()}` | {_default(info)} | {info.description} |\n"
         for setting, info in section.model_fields.items()
@@ -40,7 +42,7 @@ def _section(name: str, field: FieldInfo) -> str:
 def _default(info: FieldInfo) -> str:
     value = info.default
     if value is None or value == "" or isinstance(value, SecretStr):
-        return "–"
+        return "none"
     return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 

@@ -104,22 +104,26 @@ class CassandraStore:
         """
         execute = self._ensure_requests().execute
         in_flight: set[asyncio.Future[Sequence[tuple[Any, ...]]]] = set()
+        failures: list[BaseException] = []
         try:
             for statement in self._statements(writes):
                 if len(in_flight) >= self._write_concurrency:
-                    done, in_flight = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
-                    for request in done:
-                        request.result()
+                    in_flight = await _some(in_flight, failures)
+                if failures:
+                    break
                 in_flight.add(execute(statement))
+            # After a failure, too: the caller tries all again, and should not meet its own writes still on their way.
             while in_flight:
-                done, in_flight = await asyncio.wait(in_flight)
-                for request in done:
-                    request.result()
-        except TRANSIENT as error:
-            raise unavailable(error) from error
-        finally:
+                in_flight = await _some(in_flight, failures)
+        except asyncio.CancelledError:
             for request in in_flight:
                 request.cancel()
+            raise
+        for error in failures:
+            if not isinstance(error, TRANSIENT):
+                raise error
+        if failures:
+            raise unavailable(failures[0]) from failures[0]
 
     async def read(self, task_id: TaskId) -> StoredTask | None:
         """What is stored of the task: one read of one partition.
@@ -197,6 +201,18 @@ class CassandraStore:
             )
         )
         return bound, _events_bytes(write) + _STATEMENT_OVERHEAD_BYTES
+
+
+async def _some(
+    in_flight: set[asyncio.Future[Sequence[tuple[Any, ...]]]], failures: list[BaseException]
+) -> set[asyncio.Future[Sequence[tuple[Any, ...]]]]:
+    """Wait for at least one request; note what failed, and return those that are still under way."""
+    done, under_way = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+    for request in done:
+        error = request.exception()
+        if error is not None:
+            failures.append(error)
+    return under_way
 
 
 def _events_bytes(write: EventsWrite) -> int:

@@ -26,7 +26,7 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    from backends import NoServers, provide  # noqa: PLC0415
+    from backends import NoServers, provide
 
     try:
         with provide() as found:

@@ -23,15 +23,18 @@ class StrictDispatcher(Generic[T]):
         self._buffers: dict[Priority, deque[T]] = {priority: deque() for priority in Priority}
         # Priority is declared most urgent first.
         self._in_order = tuple(self._buffers.values())
+        self._count = 0
 
     def put(self, priority: Priority, item: T) -> None:
         """Add an item behind those of its priority."""
         self._buffers[priority].append(item)
+        self._count += 1
 
     def take(self) -> T | None:
         """Remove the item that is next; None: there is none."""
         for buffer in self._in_order:
             if buffer:
+                self._count -= 1
                 return buffer.popleft()
         return None
 
@@ -49,7 +52,8 @@ class StrictDispatcher(Generic[T]):
             if len(kept) < len(buffer):
                 buffer.clear()
                 buffer.extend(kept)
+        self._count -= len(dropped)
         return dropped
 
     def __len__(self) -> int:
-        return sum(map(len, self._in_order))
+        return self._count

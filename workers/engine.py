@@ -171,9 +171,10 @@ class WorkerEngine:
             self.fail(error)
 
     def _take_parked(self) -> Execution | None:
-        parked, buffered = self._parked.urgency(), self._buffer.urgency()
-        if parked is None or not self._slots.room(self._ports.functions):
+        if not len(self._parked) or not self._slots.room(self._ports.functions):
             return None
+        parked, buffered = self._parked.urgency(), self._buffer.urgency()
+        assert parked is not None  # noqa: S101 - not empty
         if buffered is not None and buffered < parked:
             return None
         run = self._parked.take()

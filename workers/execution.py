@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import random
 from asyncio import Future
 from enum import Enum, auto
 from typing import Any
 
 from taskline.infra.log import Position
+from taskline.schemas.ids import TaskId, task_id_of
 from taskline.workers.admission import Admitted
 from taskline.workers.executor import Executor
 from taskline.workers.feed import Waiting
+
+_ID_BYTES = 16
+
+
+def _random_id() -> TaskId:
+    # From the process's own generator, which is seeded by the system: an execution's id names it and guards nothing, and a
+    # system call for each is a noticeable part of a worker's time.
+    return task_id_of(random.randbytes(_ID_BYTES))  # noqa: S311 - as said
 
 
 class Phase(Enum):
@@ -51,7 +60,7 @@ class Execution:
         self.admitted = admitted
         self.executor = executor
         # As in Started.execution.
-        self.id = uuid.uuid4()
+        self.id = _random_id()
         self.phase = Phase.SETTLING if admitted is None else Phase.STARTING
         # True: a Started of it may be in the log.
         self.opened = False

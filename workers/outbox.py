@@ -47,42 +47,45 @@ async def deliver(
     """
     waits = pauses()
     while True:
+        futures: Sequence[Future[Position]] = ()
         try:
-            await _acknowledged(append())
-        except (DeliveryError, Unavailable) as error:
-            pause = next(waits)
-            metrics.APPEND_RETRIES.inc()
-            log.warning(
-                "append failed; trying again",
-                what=what,
-                task_id=None if task_id is None else str(task_id),
-                error=f"{type(error).__name__}: {error}",
-                pause_seconds=pause,
-            )
-            await asyncio.sleep(pause)
+            futures = append()
+            for future in futures:
+                await future
+        except (DeliveryError, Unavailable, asyncio.CancelledError) as error:
+            await after_failure(error, what=what, task_id=task_id, pause=next(waits))
         else:
             return
-
-
-async def _acknowledged(futures: Sequence[Future[Position]]) -> None:
-    try:
-        for future in futures:
-            await future
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        # The log itself cancelled it, as it does when it is torn down: nobody knows.
-        raise DeliveryError("the append was cancelled by the log") from None
-    finally:
-        for future in futures:
-            if not future.done():
+        finally:
+            # The first failure of an attempt speaks for all.
+            for future in futures:
                 future.add_done_callback(_retrieve)
-            else:
-                _retrieve(future)
+
+
+async def after_failure(
+    error: BaseException, *, what: str, task_id: TaskId | None, pause: float = FIRST_PAUSE_SECONDS
+) -> None:
+    """Wait before the next attempt.
+
+    Raises:
+        CancelledError: that was `error`, and the current task was cancelled. (The log may also cancel a future of its own, as it does
+            when it is torn down; then nobody knows what became of the record.)
+    """
+    current = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and (current is None or current.cancelling()):
+        raise error
+    metrics.APPEND_RETRIES.inc()
+    log.warning(
+        "append failed; trying again",
+        what=what,
+        task_id=None if task_id is None else str(task_id),
+        error=f"{type(error).__name__}: {error}",
+        pause_seconds=pause,
+    )
+    await asyncio.sleep(pause)
 
 
 def _retrieve(future: Future[Position]) -> None:
-    """Mark a failure as seen; the first one of an attempt speaks for all."""
+    """Mark a failure as seen."""
     if not future.cancelled():
         future.exception()

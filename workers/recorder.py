@@ -6,13 +6,14 @@ that announces it, so that whoever reads `dead` finds the task on the dead-lette
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Future
 from collections.abc import Sequence
 from typing import Any
 
 import structlog
 
-from taskline.errors import InvalidResult
+from taskline.errors import DeliveryError, InvalidResult, Unavailable
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutRecord, Position
 from taskline.schemas.events import (
     DeadLetter,
@@ -27,7 +28,7 @@ from taskline.schemas.events import (
 from taskline.workers import metrics
 from taskline.workers.admission import Admitted, Rejected
 from taskline.workers.execution import Execution
-from taskline.workers.outbox import deliver
+from taskline.workers.outbox import after_failure, deliver
 from taskline.workers.outcome import ErrorInfo, describe_error
 from taskline.workers.ports import WorkerPorts
 
@@ -160,6 +161,14 @@ class Recorder:
         return DeadLettered(**self._common(submission, attempt), reason=reason)
 
     async def _events(self, *events: LifecycleEvent) -> None:
+        """Append events in one go until they are acknowledged; nearly always that is the first attempt."""
+        if len(events) == 1:
+            try:
+                await self._lifecycle.append(events[0])
+            except (DeliveryError, Unavailable, asyncio.CancelledError) as error:
+                await after_failure(error, what=type(events[0]).__name__, task_id=events[0].task_id)
+            else:
+                return
         await deliver(
             lambda: [self._lifecycle.append(event) for event in events],
             what=type(events[0]).__name__,

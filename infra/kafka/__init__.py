@@ -7,13 +7,11 @@ from taskline.infra.kafka.asynclog import KafkaLog
 from taskline.infra.kafka.client import client_config
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.kafka.publisher import Publisher
-from taskline.infra.kafka.types import TypeDirectory
 
 __all__ = [
     "KafkaLog",
     "LifecycleLog",
     "Publisher",
-    "TypeDirectory",
     "check_topology",
     "client_config",
     "create_topics",

@@ -26,6 +26,8 @@ _UNAVAILABLE = frozenset(
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._ALL_BROKERS_DOWN,
+        # "No leaders found": the broker that leads the partition is away.
+        KafkaError._NOENT,
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
         KafkaError._SSL,

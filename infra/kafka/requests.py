@@ -44,6 +44,7 @@ _NOT_READY = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._NOENT,
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
     }

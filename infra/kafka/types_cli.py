@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -101,12 +102,13 @@ def _types_of(registry: str) -> tuple[TaskType, ...]:
         raise InvalidTaskType(
             f"{registry!r} names no registry: give module:registry, e.g. myapp.tasks:registry"
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise InvalidTaskType(f"there is no module {error.name!r} (looking for {registry!r})") from error
+    except Exception as error:
+        # The module is the user's, and so is what it raises.
+        raise InvalidTaskType(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
     found = getattr(getattr(module, attribute, None), "types", None)
     if not isinstance(found, tuple | list) or not all(isinstance(each, TaskType) for each in found):
         raise InvalidTaskType(f"{registry!r} is no registry of tasks")

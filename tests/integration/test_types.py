@@ -12,10 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from taskline.errors import IncompatibleSchema, Unavailable, UnknownTaskType, WrongTopology
+from taskline.infra.kafka.admin import create_topics
 from taskline.infra.kafka.types import SKIPPED, TypeDirectory
+from taskline.infra.local.config import StackConfig
+from taskline.infra.local.errors import NotAvailable
+from taskline.infra.local.stack import LocalStack
 from taskline.infra.topics import Topics
 from taskline.schemas.catalogue import Outcome
 from taskline.schemas.codec import Codec
@@ -193,6 +198,46 @@ def test_waiting_for_what_never_comes(opened: ExitStack, topics_created: Setting
         one.wait_for("never", timeout_seconds=60)
 
 
+@pytest.fixture
+def own_kafka() -> Iterator[LocalStack]:
+    """A broker of the test's own, to be killed."""
+    try:
+        with LocalStack(StackConfig(ephemeral=True, services=("kafka",))).running() as stack:
+            yield stack
+    except NotAvailable as reason:
+        pytest.skip(f"no Kafka of our own: {reason}")
+
+
+def test_a_broker_that_dies_and_comes_back(own_kafka: LocalStack) -> None:
+    settings = Settings.model_validate(
+        {"kafka": {"bootstrap_servers": own_kafka.bootstrap_servers}, "topics": {"dispatch_partitions": 1}}
+    )
+    create_topics(settings)
+    with TypeDirectory(settings) as one, TypeDirectory(settings) as other:
+        one.register([TaskType(name="before")])
+        other.wait_for("before")
+        own_kafka.kill("kafka")
+        with pytest.raises(Unavailable):
+            one.register([TaskType(name="meanwhile")], timeout_seconds=1.0)
+        # What is known stays so.
+        assert one.get("before") == other.get("before") == TaskType(name="before")
+        own_kafka.start("kafka")
+        one.register([TaskType(name="after")], timeout_seconds=60)
+        assert other.wait_for("after", timeout_seconds=60) == TaskType(name="after")
+        assert other.names() == ("after", "before")
+
+
+def test_a_log_that_is_made_anew_is_read_anew(topics_created: Settings) -> None:
+    admin = AdminClient({"bootstrap.servers": topics_created.kafka.bootstrap_servers})
+    topic = Topics(namespace=topics_created.kafka.namespace).types
+    with TypeDirectory(topics_created) as one:
+        one.register([TaskType(name="old"), TaskType(name="older")])
+        # As if its segments were lost: the records before offset 2 are gone, and the reader's place with them.
+        admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0)].result(10)
+        one.register([TaskType(name="new")])
+        assert one.names() == ("new", "old", "older")
+
+
 def taskline(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a shell runs it: its answer is on standard output, and nothing else is."""
     return subprocess.run(
@@ -242,7 +287,7 @@ def test_the_command_line(topics_created: Settings, tmp_path: Path) -> None:
     [
         (("show", "tiped"), "unknown task type 'tiped'"),
         (("register", "nowhere"), "give module:registry"),
-        (("register", "nowhere:registry"), "there is no module 'nowhere'"),
+        (("register", "nowhere:registry"), "No module named 'nowhere'"),
         (("register", "json:dumps"), "is no registry"),
     ],
 )

@@ -97,7 +97,21 @@ def test_silence_counts_as_absence() -> None:
     run_virtually(scenario)
 
 
-def test_anything_else_ends_the_watch() -> None:
+def test_a_probe_that_fails_otherwise_counts_as_absence_too() -> None:
+    async def scenario(dependency: Dependency, health: Health) -> None:
+        dependency.failure = None
+        await asyncio.sleep(1.5 * RETRY_SECONDS)
+        dependency.failure = RuntimeError("table dropped")
+        await asyncio.sleep(PROBE_SECONDS)
+        assert health.checks()["view"].detail == "RuntimeError: table dropped"
+        dependency.failure = None
+        await asyncio.sleep(PROBE_SECONDS)
+        assert health.checks()["view"].up
+
+    run_virtually(scenario)
+
+
+def test_anything_else_at_the_connection_ends_the_watch() -> None:
     async def connect() -> Callable[[], Awaitable[None]]:
         raise WrongTopology(["topic tasks.high is missing"], "taskline topics create")
 

@@ -58,7 +58,7 @@ def test_garbage_is_undecodable_or_a_value(data: st.DataObject) -> None:
         schema.decode(bytes(payload), schema)
 
 
-@settings(patient, max_examples=400)
+@settings(patient, max_examples=150)
 @given(st.data())
 def test_what_is_accepted_reads_all_that_was_accepted_before(data: st.DataObject) -> None:
     catalogue = TypeCatalogue()
