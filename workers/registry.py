@@ -127,6 +127,8 @@ def _make(
     max_retries: int,
     schema: SchemaLike | None,
 ) -> Task:
+    if priority not in tuple(Priority):
+        raise InvalidTaskType(f"task {name!r}: {priority!r} is no priority: high, normal or low")
     if timeout is not None and not timeout > 0:
         raise InvalidTaskType(f"task {name!r}: a timeout of {timeout!r} s leaves no time to run")
     task_type = TaskType(
@@ -267,7 +269,7 @@ def load_registry(reference: str) -> Registry:
         return found
     registries = [key for key, value in vars(module).items() if isinstance(value, Registry)]
     candidate = nearest(attribute, registries) or (registries[0] if len(registries) == 1 else None)
-    problem = "has no attribute" if found is None else "is no Registry but a"
-    detail = repr(attribute) if found is None else type(found).__name__
-    subject = f"module {module_name!r}" if found is None else repr(reference)
-    raise InvalidRegistry(f"{subject} {problem} {detail}{did_you_mean(candidate)}")
+    hint = did_you_mean(candidate)
+    if found is None:
+        raise InvalidRegistry(f"module {module_name!r} has no attribute {attribute!r}{hint}")
+    raise InvalidRegistry(f"{reference!r} is of type {type(found).__name__}, not a taskline.Registry{hint}")

@@ -108,5 +108,5 @@ def _payload_class(hint: Any, refuse: Callable[[str], InvalidTaskType]) -> type 
     if hint in _JSON_CLASSES or hint.__module__ in ("collections.abc", "typing"):
         return None
     raise refuse(
-        f"its payload can't be a {hint.__qualname__}: annotate a dataclass, a pydantic model, or what JSON gives"
+        f"its payload can't be of class {hint.__qualname__}: annotate a dataclass, a pydantic model, or what JSON gives"
     )

@@ -84,7 +84,7 @@ def create_topics(
             raise WrongTopology(map(str, remaining), DESCRIBE_COMMAND)
         groups = _worker_groups(settings, settings.topics.queues)
         partitions = {name: seen.partitions for name, seen in present.items()}
-        found = committed(admin, groups, partitions, timeout_seconds)
+        found = committed(settings.kafka, groups, partitions, timeout_seconds)
         seeds = {
             group: SeedAt(topic=topic, seed="earliest" if topic in created else seed)
             for group, topic in groups.items()
@@ -137,7 +137,7 @@ def check_topology(
             mendable = any(problem.mendable for problem in problems)
             raise WrongTopology(map(str, problems), CREATE_COMMAND if mendable else DESCRIBE_COMMAND)
         partitions = {seen.name: seen.partitions for seen in observed.values() if seen}
-        found = committed(admin, groups, partitions, timeout_seconds)
+        found = committed(settings.kafka, groups, partitions, timeout_seconds)
     unseeded = [
         f"group {group} has no offsets on {topic}, so it has no place to begin"
         for group, topic in groups.items()

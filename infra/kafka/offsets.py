@@ -5,14 +5,18 @@ Invariant: an offset that a group has committed is never changed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from taskline.infra.kafka.requests import ask
+from taskline.infra.kafka.client import client_config, new_client, translated
+from taskline.infra.kafka.requests import RETRY_SECONDS, ask, is_not_ready
+from taskline.settings import KafkaSettings
 
 Seed = Literal["earliest", "latest"]
 
@@ -27,35 +31,66 @@ class SeedAt:
 
 
 def committed(
-    admin: AdminClient, groups: Mapping[str, str], partitions: Mapping[str, int], timeout_seconds: float
+    kafka: KafkaSettings, groups: Mapping[str, str], partitions: Mapping[str, int], timeout_seconds: float
 ) -> dict[str, dict[int, int]]:
     """The committed offsets of each group on its topic; partitions without one are left out.
 
+    Asked by a consumer of each group, which joins nothing: librdkafka's admin client crashes the process when the group's
+    coordinator is not ready (librdkafka #5040), as on a cluster that has just started.
+
     Args:
-        admin: the client to ask with.
+        kafka: how to reach the log.
         groups: group → topic.
         partitions: topic → number of partitions.
-        timeout_seconds: for all requests together.
+        timeout_seconds: for all groups together.
+
+    Raises:
+        Unavailable: no answer in time.
+        TasklineError: the broker refused; chained.
     """
-    wanted = {
-        group: ConsumerGroupTopicPartitions(
-            group, [TopicPartition(topic, number) for number in range(partitions[topic])]
-        )
-        for group, topic in groups.items()
+    deadline = time.monotonic() + timeout_seconds
+    with ExitStack() as consumers:
+        # All first, so that they connect at the same time.
+        asked = {group: consumers.enter_context(_outsider(kafka, group)) for group in groups}
+        return {
+            group: _committed(consumer, groups[group], partitions[groups[group]], deadline)
+            for group, consumer in asked.items()
+        }
+
+
+@contextmanager
+def _outsider(kafka: KafkaSettings, group: str) -> Iterator[Consumer]:
+    """A consumer that knows its group and never joins it."""
+    config = client_config(kafka, client_id="taskline-admin") | {
+        "group.id": group,
+        "enable.auto.commit": False,
     }
-    answers = ask(
-        # The client takes one group a call.
-        lambda seconds: {
-            group: admin.list_consumer_group_offsets([places], request_timeout=seconds)[group]
-            for group, places in wanted.items()
-        },
-        "reading group offsets",
-        timeout_seconds,
-    )
-    return {
-        group: {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
-        for group, answer in answers.items()
-    }
+    consumer = new_client(Consumer, config)
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _committed(consumer: Consumer, topic: str, partitions: int, deadline: float) -> dict[int, int]:
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    while True:
+        left = max(RETRY_SECONDS, deadline - time.monotonic())
+        try:
+            answers = _checked(consumer.committed(places, timeout=left))
+        except KafkaException as error:
+            if not is_not_ready(error) or time.monotonic() >= deadline:
+                raise translated(error, f"reading group offsets on {topic}") from error
+            time.sleep(RETRY_SECONDS)
+        else:
+            return {each.partition: each.offset for each in answers if each.offset >= 0}
+
+
+def _checked(places: list[TopicPartition]) -> list[TopicPartition]:
+    for place in places:
+        if place.error is not None:
+            raise KafkaException(place.error)
+    return places
 
 
 def seed_offsets(

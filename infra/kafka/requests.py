@@ -29,8 +29,8 @@ from taskline.settings import KafkaSettings
 CHECK_TIMEOUT_SECONDS = 15.0
 # Making things may wait for more: a new cluster makes its own topic of group offsets at the first request for one.
 CREATE_TIMEOUT_SECONDS = 60.0
-# Between looks at the metadata while new topics get their leaders.
-_METADATA_POLL_SECONDS = 0.05
+# Between attempts, and between looks at the metadata while new topics get their leaders.
+RETRY_SECONDS = 0.05
 _NO_LEADER = -1
 # One attempt of a request that is repeated: on a new cluster the first look for a group's coordinator goes unanswered.
 _ATTEMPT_SECONDS = 5.0
@@ -39,6 +39,7 @@ _NOT_READY = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -62,6 +63,12 @@ def admin_client(kafka: KafkaSettings) -> Iterator[AdminClient]:
         admin.poll(0)
 
 
+def is_not_ready(error: BaseException) -> bool:
+    """Whether the same request may well succeed in a moment."""
+    cause = kafka_error(error)
+    return cause is not None and cause.code() in _NOT_READY
+
+
 def ask(
     request: Callable[[float], Mapping[Any, Future[Any]]], doing: str, timeout_seconds: float
 ) -> dict[Any, Any]:
@@ -81,15 +88,14 @@ def ask(
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        left = max(_METADATA_POLL_SECONDS, deadline - time.monotonic())
+        left = max(RETRY_SECONDS, deadline - time.monotonic())
         futures = request(min(left, _ATTEMPT_SECONDS))
         try:
             return {key: future.result(timeout=left) for key, future in futures.items()}
         except (KafkaException, TimeoutError) as error:
-            cause = kafka_error(error)
-            if cause is None or cause.code() not in _NOT_READY or time.monotonic() >= deadline:
+            if not is_not_ready(error) or time.monotonic() >= deadline:
                 raise translated(error, doing) from error
-        time.sleep(_METADATA_POLL_SECONDS)
+        time.sleep(RETRY_SECONDS)
 
 
 class TopicRequests:
@@ -180,7 +186,7 @@ class TopicRequests:
             if time.monotonic() > deadline:
                 late = ", ".join(spec.name for spec in specs if spec.name not in ready)
                 raise Unavailable(f"not ready after {self._timeout:g} s (is a broker down?): {late}")
-            time.sleep(_METADATA_POLL_SECONDS)
+            time.sleep(RETRY_SECONDS)
 
     def grow(
         self, specs: Sequence[TopicSpec], present: Mapping[str, ObservedTopic]

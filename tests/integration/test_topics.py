@@ -44,7 +44,7 @@ def offsets(settings: Settings) -> dict[str, dict[int, int]]:
     with admin_client(settings.kafka) as admin:
         seen = TopicRequests(admin, SECONDS).observe(topology(settings))
         partitions = {each.name: each.partitions for each in seen.values() if each}
-        return committed(admin, groups, partitions, SECONDS)
+        return committed(settings.kafka, groups, partitions, SECONDS)
 
 
 def produce(settings: Settings, topic: str, count: int) -> None:

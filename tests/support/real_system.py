@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import behaviour_tasks
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from systems import COMMON_SETTINGS, SESSION_TIMEOUT_MS, System, What, said
 
 from taskline import Settings, Submission, TaskFailure, TaskHandle, TaskProducer
+from taskline.infra.kafka import offsets
 from taskline.infra.kafka.admin import create_topics
 from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.local.roles import Role
@@ -49,7 +49,6 @@ class RealSystem(System):
         self._projector = Role(("projector",), settings, log=folder / "projector.log", cwd=SUPPORT)
         bootstrap = {"bootstrap.servers": settings.kafka.bootstrap_servers}
         self._raw = Producer({**bootstrap, "acks": "all", "linger.ms": 0})
-        self._admin = AdminClient(bootstrap)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> RealSystem:
@@ -188,9 +187,9 @@ class RealSystem(System):
             consumer.close()
 
     def _committed(self, group: str, place: tuple[str, int]) -> int:
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(*place)])
-        answer = self._admin.list_consumer_group_offsets([wanted], request_timeout=REQUEST_SECONDS)[group]
-        return answer.result().topic_partitions[0].offset
+        topic, number = place
+        found = offsets.committed(self.settings.kafka, {group: topic}, {topic: number + 1}, REQUEST_SECONDS)
+        return found[group].get(number, -1)
 
     # ---- roles -------------------------------------------------------------------------------------------
 
