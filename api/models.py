@@ -13,8 +13,9 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from taskline.api.examples import EXAMPLES
-from taskline.producers.submission import MAX_NAME_CHARS, MAX_RETRIES, MAX_TIMEOUT_SECONDS
+from taskline.producers.submission import MAX_NAME_CHARS, MAX_TIMEOUT_SECONDS
 from taskline.schemas.events import Priority
+from taskline.schemas.types import MAX_RETRIES
 from taskline.state.fold import Outcome
 from taskline.state.status import TaskStatus
 

@@ -17,16 +17,16 @@ from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority, TaskSubmitted
 from taskline.schemas.ids import TaskId, created_at_ms, from_ms, new_task_id
+from taskline.schemas.types import MAX_RETRIES, MAX_TIMEOUT_MS
 from taskline.settings import ProducerSettings
 
 if TYPE_CHECKING:
     from taskline.schemas.types import TaskType
 
-MAX_RETRIES: Final = 100
 # Tenants and keys are in every event of a task, in headers and in table keys.
 MAX_NAME_CHARS: Final = 200
 # A time-out beyond this is a mistake of units (it is the longest delay that Taskline knows).
-MAX_TIMEOUT_SECONDS: Final = 365 * 86_400
+MAX_TIMEOUT_SECONDS: Final = MAX_TIMEOUT_MS // 1000
 # Left free in a dispatch record for what is added when it is dispatched again: headers, the attempt, Kafka's own framing.
 RECORD_ROOM_BYTES: Final = 4_096
 # version-traceid-parentid-flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -109,10 +110,21 @@ def _odd_key(key: object) -> Refused:
 
 def _members_of(value: Any) -> Mapping[str, Any]:  # noqa: ANN401
     """The members of anything that is not a plain dict."""
-    if isinstance(value, BaseModel):
-        return value.__dict__ | (value.__pydantic_extra__ or {})
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    names = _field_names(type(value))  # type: ignore[arg-type]  # classes are hashable
+    if names is not None:
+        # A model that was made without validation may lack some.
+        members = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return members | extra if (extra := getattr(value, "__pydantic_extra__", None)) else members
     if isinstance(value, Mapping):
         return value
     raise mismatch(value, "an object")
+
+
+@lru_cache(maxsize=1024)
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields that instances of a payload class carry, None for any other class."""
+    if issubclass(kind, BaseModel):
+        return tuple(kind.model_fields)
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind) if field.init)
+    return None

@@ -15,6 +15,7 @@ Encoder = Callable[[Any], bytes]
 
 # Lengths and small numbers are looked up instead of computed: one and two bytes' worth.
 _SMALL = 8_192
+_NULL_BRANCH = b"\x00"
 _LIMITS = {"int": 1 << 31, "long": 1 << 63}
 
 
@@ -79,15 +80,15 @@ def _integer(kind: str) -> Encoder:
     return encode
 
 
-_length = _integer("long")
-
-
 def _bytes(value: bytes) -> bytes:
-    return _length(len(value)) + value
+    size = len(value)
+    return (_SMALL_VARINTS[size] if size < _SMALL else _varint(size)) + value
 
 
 def _string(value: str) -> bytes:
-    return _bytes(value.encode())
+    encoded = value.encode()
+    size = len(encoded)
+    return (_SMALL_VARINTS[size] if size < _SMALL else _varint(size)) + encoded
 
 
 def _boolean(value: bool) -> bytes:
@@ -110,7 +111,7 @@ _PRIMITIVES: dict[str, Encoder] = {
 
 def _fixed(name: str, size: int) -> Encoder:
     def encode(value: Any) -> bytes:  # noqa: ANN401 - bytes or a UUID
-        raw: bytes = value if isinstance(value, bytes) else value.bytes
+        raw: bytes = value if isinstance(value, bytes) else value.int.to_bytes(16, "big")
         if len(raw) != size:
             raise ValueError(f"{len(raw)} bytes are no {name}")
         return raw
@@ -124,7 +125,7 @@ def _nullable(branches: list[Any], named: dict[str, Encoder]) -> Encoder:
     inner = _compile(branches[1], named)
 
     def encode(value: Any) -> bytes:  # noqa: ANN401
-        return b"\x00" if value is None else b"\x02" + inner(value)
+        return _NULL_BRANCH if value is None else b"\x02" + inner(value)
 
     return encode
 
@@ -133,7 +134,7 @@ def _array(item: Encoder) -> Encoder:
     def encode(values: Any) -> bytes:  # noqa: ANN401
         if not values:
             return b"\x00"
-        return b"".join((_length(len(values)), *map(item, values), b"\x00"))
+        return b"".join((_varint(len(values)), *map(item, values), b"\x00"))
 
     return encode
 
@@ -144,9 +145,16 @@ def _record(schema: Mapping[str, Any], named: dict[str, Encoder]) -> Encoder:
     if len(fields) == 1:
         name, encoder = fields[0]
         return lambda record: encoder(getattr(record, name))
+    # What stands for None, most fields' usual value, without a call; where None may not be, `join` refuses it.
+    nulls = tuple(_NULL_BRANCH if isinstance(field["type"], list) else None for field in schema["fields"])
     values = attrgetter(*(name for name, _ in fields))
 
     def encode(record: Any) -> bytes:  # noqa: ANN401
-        return b"".join([encode(value) for encode, value in zip(encoders, values(record), strict=True)])
+        return b"".join(
+            [
+                null if value is None else encode(value)  # type: ignore[misc]  # None: join refuses it
+                for encode, null, value in zip(encoders, nulls, values(record), strict=True)
+            ]
+        )
 
     return encode

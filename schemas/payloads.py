@@ -66,8 +66,9 @@ class PayloadSchema:
         self.fingerprint = fingerprint_of(self._layout)
         self._check = compile_check(document)
         self._recursive = is_recursive(document)
-        # (writer's schema, reader's schema or None when they are the same) by the writer's fingerprint.
-        self._readers: dict[bytes, tuple[Any, Any]] = {}
+        # By the writer's fingerprint: the writer's schema, the reader's (None when they are the same), and whether the reader's
+        # has defaults that a handler could change.
+        self._readers: dict[bytes, tuple[Any, Any, bool]] = {}
 
     @classmethod
     def parse(cls, source: str | dict[str, Any] | list[Any]) -> PayloadSchema:
@@ -115,7 +116,7 @@ class PayloadSchema:
             UndecodablePayload: the bytes are not of that schema, or this one can't read them.
         """
         try:
-            layout, own = self._readers.get(writer.fingerprint) or self._reader(writer)
+            layout, own, shared = self._readers.get(writer.fingerprint) or self._reader(writer)
             # A schema that holds itself can ask for any depth: fastavro's compiled reader would overrun the C stack.
             read = (
                 _read_py.schemaless_reader
@@ -125,36 +126,42 @@ class PayloadSchema:
             buffer = io.BytesIO(data)
             value = read(buffer, layout, own)
             rest = len(data) - buffer.tell()
+            # fastavro hands out the schema's own defaults.
+            value = copy.deepcopy(value) if shared else value
         except Exception as error:
             # Garbage shows as IndexError, EOFError, OverflowError, UnicodeDecodeError, MemoryError and more.
             reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS]
             raise UndecodablePayload(f"the payload can't be read under its schema: {reason}") from error
         if rest:
             raise UndecodablePayload(f"{rest} bytes after the end of the payload")
-        # fastavro hands out the schema's own defaults, which a handler may change.
-        return value if own is None else copy.deepcopy(value)
+        return value
 
-    def _reader(self, writer: PayloadSchema) -> tuple[Any, Any]:
+    def _reader(self, writer: PayloadSchema) -> tuple[Any, Any, bool]:
         # Equal fingerprints: one layout, so there is nothing to resolve.
         same = writer.fingerprint == self.fingerprint
         layout = (
             read_as_written(self.document) if same else read_as(layout_of(writer.document), self.document)
         )
-        pair = (
+        own, shared = (None, False) if same else self._with_python_defaults()
+        reader = self._readers[writer.fingerprint] = (
             fastavro.schema.parse_schema(layout, _force=True),
-            None if same else self._with_python_defaults(),
+            own,
+            shared,
         )
-        self._readers[writer.fingerprint] = pair
-        return pair
+        return reader
 
-    def _with_python_defaults(self) -> Any:  # noqa: ANN401 - a schema as fastavro parsed it
+    def _with_python_defaults(self) -> tuple[Any, bool]:
+        """The schema as fastavro reads with it, and whether some default is a list or a dict."""
+        shared = False
         names = named_types(self.document)
         parsed = fastavro.schema.parse_schema(copy.deepcopy(self.document), _force=True)
         for node in list(nodes_of(parsed)):
             for field in node.get("fields", ()) if isinstance(node, dict) else ():
                 if "default" in field:
-                    field["default"] = python_default(field["type"], field["default"], names)
-        return parsed
+                    default = python_default(field["type"], field["default"], names)
+                    field["default"] = default
+                    shared = shared or isinstance(default, list | dict)
+        return parsed, shared
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PayloadSchema) and other.source == self.source

@@ -18,7 +18,7 @@ TASK_TYPE_NAME = r"[a-zA-Z0-9._-]{1,200}"
 _NAME = re.compile(TASK_TYPE_NAME, re.ASCII)
 _QUEUE = re.compile(QUEUE_NAME, re.ASCII)
 # An attempt is an Avro int in events; nobody retries a task that often.
-MAX_RETRIES = 1_000
+MAX_RETRIES = 100
 # A year: longer than any task is kept.
 MAX_TIMEOUT_MS = 365 * 86_400_000
 

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 
 from taskline.errors import Unavailable, WrongTopology
 from taskline.infra.kafka.client import client_config, new_client, reason_of, translated
-from taskline.infra.kafka.requests import ask
+from taskline.infra.kafka.requests import admin_client, ask
 from taskline.settings import KafkaSettings
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Tail:
 
     def __init__(self, kafka: KafkaSettings, topic: str, sink: Sink, *, client_id: str) -> None:
         """Prepare; nothing connects before `start`."""
-        self._config = client_config(kafka, client_id=client_id)
+        self._kafka = kafka
         self._topic = topic
         self._sink = sink
         self._client_id = client_id
@@ -57,7 +57,6 @@ class Tail:
         self._position = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._admin: AdminClient | None = None
 
     @property
     def position(self) -> int:
@@ -74,11 +73,10 @@ class Tail:
         if self._thread is not None:
             raise RuntimeError("a tail is started once")
         deadline = time.monotonic() + timeout_seconds
-        self._admin = new_client(AdminClient, self._config)
         self._require_topic(min(timeout_seconds, _REQUEST_SECONDS))
         consumer = new_client(
             Consumer,
-            self._config
+            client_config(self._kafka, client_id=self._client_id)
             | {
                 # The client insists on a name; nothing joins or commits under it.
                 "group.id": self._client_id,
@@ -105,6 +103,8 @@ class Tail:
         Raises:
             Unavailable: not in time.
         """
+        if self._thread is None:
+            raise Unavailable(f"{self._topic} is not being read: call start() first")
         deadline = time.monotonic() + timeout_seconds
         end = self._end_offset(min(timeout_seconds, _REQUEST_SECONDS))
         self.wait_until(
@@ -125,24 +125,24 @@ class Tail:
         raise Unavailable(f"not read up to {what}: {why}")
 
     def _require_topic(self, timeout_seconds: float) -> None:
-        assert self._admin is not None  # noqa: S101 - set by start
         try:
-            topics = self._admin.list_topics(timeout=timeout_seconds).topics
+            with admin_client(self._kafka) as admin:
+                topics = admin.list_topics(timeout=timeout_seconds).topics
         except KafkaException as error:
             raise translated(error, "listing topics") from error
         if self._topic not in topics:
             raise WrongTopology([f"topic {self._topic} is missing"], "taskline topics create")
 
     def _end_offset(self, timeout_seconds: float) -> int:
-        # Not asked of the consumer: its connection is busy waiting for records, for up to half a second.
-        if self._admin is None:
-            raise Unavailable(f"{self._topic} is not being read: call start() first")
-        admin, partition = self._admin, TopicPartition(self._topic, 0)
-        answers = ask(
-            lambda seconds: admin.list_offsets({partition: OffsetSpec.latest()}, request_timeout=seconds),
-            f"reading the end of {self._topic}",
-            timeout_seconds,
-        )
+        # Not asked of the consumer: its connection is busy waiting for records, for up to half a second. And not of an admin
+        # client that is kept: after a broker's restart it insists on the leader that it knew, for minutes.
+        partition = TopicPartition(self._topic, 0)
+        with admin_client(self._kafka) as admin:
+            answers = ask(
+                lambda seconds: admin.list_offsets({partition: OffsetSpec.latest()}, request_timeout=seconds),
+                f"reading the end of {self._topic}",
+                timeout_seconds,
+            )
         return int(next(iter(answers.values())).offset)
 
     def _run(self, consumer: Consumer) -> None:

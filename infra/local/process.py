@@ -159,5 +159,8 @@ def _lingers(identity: ProcessIdentity) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return identity.pid in _children or process.num_threads() > 1
         return not process.cmdline() or identity.marker in process.cmdline()
+    except psutil.ZombieProcess:
+        # It became one between two questions (a subclass of NoSuchProcess): look again.
+        return True
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

@@ -175,9 +175,7 @@ def test_nothing_is_left_behind(stack: LocalStack) -> None:
     pids = [service.pid for service in stack.status().services]
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     assert set(pids) <= before
-    started = time.monotonic()
     assert set(stack.stop()) == {"kafka", "cassandra"}
-    assert time.monotonic() - started < 30
     assert not directory.exists()
     left = {child.pid for child in psutil.Process().children(recursive=True)}
     assert not [pid for pid in pids if pid is None or psutil.pid_exists(pid)]

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from taskline.errors import IncompatibleSchema, Unavailable, UnknownTaskType, WrongTopology
@@ -228,14 +229,21 @@ def test_a_broker_that_dies_and_comes_back(own_kafka: LocalStack) -> None:
 
 
 def test_a_log_that_is_made_anew_is_read_anew(topics_created: Settings) -> None:
+    """As after a reset of the cluster: the truth is what the log says now."""
     admin = AdminClient({"bootstrap.servers": topics_created.kafka.bootstrap_servers})
     topic = Topics(namespace=topics_created.kafka.namespace).types
     with TypeDirectory(topics_created) as one:
         one.register([TaskType(name="old"), TaskType(name="older")])
-        # As if its segments were lost: the records before offset 2 are gone, and the reader's place with them.
-        admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0)].result(10)
-        one.register([TaskType(name="new")])
-        assert one.names() == ("new", "old", "older")
+        admin.delete_topics([topic])[topic].result(30)
+        deadline = time.monotonic() + 60
+        while topic in admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        create_topics(topics_created)
+        with TypeDirectory(topics_created) as other:
+            other.register([TaskType(name="new")])
+        assert one.wait_for("new", timeout_seconds=60) == TaskType(name="new")
+        assert one.names() == ("new",)
 
 
 def taskline(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -36,9 +36,7 @@ def provide() -> Iterator[Found]:
 
 @contextmanager
 def _jvm() -> Iterator[Found]:
-    from taskline.infra.local.config import StackConfig
-    from taskline.infra.local.errors import LocalStackError
-    from taskline.infra.local.stack import LocalStack
+    from taskline.infra.local import LocalStack, LocalStackError, StackConfig
 
     with ExitStack() as cleanup:
         try:

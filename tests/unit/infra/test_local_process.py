@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskline.infra.local.process import ProcessIdentity, end, find, find_marked, send, spawn
+from taskline.infra.local.process import ProcessIdentity, _lingers, end, find, find_marked, send, spawn
 
 _SLEEP = "import time; time.sleep(60)"
 _STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -112,3 +112,14 @@ def test_marked_processes_are_found(sleeper: ProcessIdentity) -> None:
     assert find_marked(sleeper.marker + "x") == []
     end(sleeper, grace_s=0)
     assert find_marked(sleeper.marker) == []
+
+
+def test_one_that_becomes_a_zombie_between_two_questions_is_not_gone(
+    sleeper: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(process: psutil.Process) -> list[str]:
+        raise psutil.ZombieProcess(process.pid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil.Process, "cmdline", dying)
+        assert _lingers(sleeper)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 import uuid
@@ -150,6 +151,27 @@ def test_dicts_do_as_well_as_instances() -> None:
         "reference": uuid.UUID(int=5),
         "key": 3,
     }
+
+
+def test_only_fields_of_an_instance_count() -> None:
+    class Measured(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
+        a: int
+
+        @functools.cached_property
+        def double(self) -> int:
+            return 2 * self.a
+
+    schema, instance = schema_of(Measured), Measured(a=1)
+    assert instance.double == 2
+    assert schema.decode(schema.encode("t", instance), schema) == {"a": 1}
+    with pytest.raises(InvalidPayload) as caught:
+        schema.encode("t", Measured.model_validate({"a": 1, "stray": 2}))
+    assert caught.value.pointer == "/stray"
+    with pytest.raises(InvalidPayload) as caught:
+        schema.encode("t", Measured.model_construct())
+    assert caught.value.pointer == "/a"
 
 
 def test_an_instance_that_lies_is_refused() -> None:

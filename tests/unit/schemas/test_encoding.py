@@ -73,6 +73,14 @@ def test_a_uuid_is_sixteen_bytes() -> None:
     assert encode(value) == encode(value.bytes) == value.bytes
 
 
+def test_a_missing_value_is_refused_where_none_may_be() -> None:
+    fields = [{"name": "a", "type": "string"}, {"name": "b", "type": ["null", "string"]}]
+    encode = compile_encoder({"type": "record", "name": "R", "fields": fields})
+    assert encode(types.SimpleNamespace(a="x", b=None)) == b"\x02x\x00"
+    with pytest.raises(TypeError):
+        encode(types.SimpleNamespace(a=None, b=None))
+
+
 @pytest.mark.parametrize(
     ("schema", "value"),
     [

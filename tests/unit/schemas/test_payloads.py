@@ -357,6 +357,16 @@ def test_a_handler_may_change_what_it_gets() -> None:
     assert v2.decode(payload, v1) == {"a": 1, "tags": [], "at": date(1970, 1, 2), "raw": b"\xff"}
 
 
+def test_defaults_reach_every_use_of_a_named_type() -> None:
+    def outer(*more: dict[str, Any]) -> PayloadSchema:
+        inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": "int"}, *more]}
+        return record({"name": "a", "type": inner}, {"name": "b", "type": "Inner"})
+
+    old, new = outer(), outer({"name": "day", "type": LOGICAL["date"], "default": 1})
+    value = new.decode(old.encode("t", {"a": {"n": 1}, "b": {"n": 2}}), old)
+    assert value == {"a": {"n": 1, "day": date(1970, 1, 2)}, "b": {"n": 2, "day": date(1970, 1, 2)}}
+
+
 def test_the_reader_s_logical_types_count() -> None:
     """Fingerprints leave logical types out, so what is found by one may be another type's schema."""
     mine = of(LOGICAL["micros"])
