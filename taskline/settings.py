@@ -21,6 +21,8 @@ ENV_PREFIX = "TASKLINE_"
 CONFIG_FILE = "taskline.toml"
 # Variables of the same prefix that are not settings: where to look, not what to do.
 _NOT_SETTINGS = frozenset({"TASKLINE_CACHE_DIR", "TASKLINE_CONFIG"})
+# Variables of the project's own tests.
+_TEST_PREFIX = "TASKLINE_TEST_"
 
 QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 QueueName = Annotated[str, Field(pattern=QUEUE_NAME)]
@@ -337,7 +339,11 @@ def _from_file(environ: Mapping[str, str], config_file: Path | None) -> Mapping[
 def _from_environment(environ: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in _NOT_SETTINGS:
+        if (
+            not variable.startswith(ENV_PREFIX)
+            or variable in _NOT_SETTINGS
+            or variable.startswith(_TEST_PREFIX)
+        ):
             continue
         section, separator, name = variable.removeprefix(ENV_PREFIX).lower().partition("__")
         if not separator:

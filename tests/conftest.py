@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -47,9 +48,25 @@ def keyspace() -> str:
 
 
 @pytest.fixture
-def settings(servers: Servers, keyspace: str) -> Settings:
-    """Settings on the real servers, with topics and groups of the test's own."""
-    return make_settings(servers, keyspace)
+def settings(servers: Servers, keyspace: str) -> Iterator[Settings]:
+    """Settings on the real servers, with topics and groups of the test's own, which go when the test is over."""
+    made = make_settings(servers, keyspace)
+    yield made
+    delete_topics(made)
+
+
+def delete_topics(settings: Settings) -> None:
+    """Delete whatever is in the settings' namespace: thousands of left-over partitions bring a small broker down."""
+    from confluent_kafka import KafkaException
+
+    from taskline.infra.kafka.requests import admin_client
+
+    # A test may have stopped its broker.
+    with suppress(KafkaException), admin_client(settings.kafka) as admin:
+        listed = admin.list_topics(timeout=30).topics
+        names = [name for name in listed if name.startswith(settings.kafka.namespace)]
+        for deleted in admin.delete_topics(names).values() if names else ():
+            deleted.result(30)
 
 
 def make_settings(servers: Servers, keyspace: str, **sections: dict[str, object]) -> Settings:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 def test_defaults_need_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_settings({}) == Settings()
+    assert load_settings({"TASKLINE_TEST_KAFKA": "127.0.0.1:1", "HOME": "/"}) == Settings()
 
 
 @pytest.mark.parametrize(
