@@ -7,12 +7,13 @@ Exits 1 on any difference between the view and the direct computation.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -69,21 +71,23 @@ def main() -> int:
     configure_logging(TelemetrySettings(log_level="error"))
     try:
         with ExitStack() as cleanup:
-            base_url, settings = start_everything(cleanup)
+            base_url, settings, processes = start_everything(cleanup)
             for line in submit.refused_rows(base_url):
                 console.print(f"malformed row refused: {line}", style="dim")
+            before = cpu_seconds(processes)
             run = asyncio.run(run_tasks(base_url, settings))
+            spent = {name: after - before[name] for name, after in cpu_seconds(processes).items()}
     except (TasklineError, TimeoutError) as error:
         console.print(f"[red]failed[/red]: {error}")
         return 1
-    return report(run)
+    return report(run, spent)
 
 
-def start_everything(cleanup: ExitStack) -> tuple[str, Settings]:
+def start_everything(cleanup: ExitStack) -> tuple[str, Settings, dict[str, list[int]]]:
     """Servers, topics, tables, roles.
 
     Returns:
-        The API's address, and the settings that all roles share.
+        The API's address, the settings that all roles share, and the process ids by name.
     """
     folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="taskline-demo-")))
     console.print("starting Kafka and Cassandra (the first run downloads them) …")
@@ -117,7 +121,20 @@ def start_everything(cleanup: ExitStack) -> tuple[str, Settings]:
     roles[0].wait_until(announced.exists, seconds=START_SECONDS, what="listening")
     base_url = announced.read_text().strip()
     wait_for_task_type(base_url, roles)
-    return base_url, settings
+    processes = {"submitter": [os.getpid()]}
+    for role in roles:
+        processes.setdefault(role.arguments[0], []).append(role.pid)
+    processes |= {service.name: [service.pid] for service in stack.status().services if service.pid}
+    return base_url, settings, processes
+
+
+def cpu_seconds(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """What each has used of the processor so far."""
+    found = {}
+    for name, pids in processes.items():
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        found[name] = sum(each.user + each.system for each in times)
+    return found
 
 
 def wait_for_task_type(base_url: str, roles: list[Role]) -> None:
@@ -154,7 +171,7 @@ async def run_tasks(base_url: str, settings: Settings) -> Run:
     return Run(tasks=tasks, statuses=statuses, seconds=seconds, submit_seconds=submit_seconds, lags=lags)
 
 
-def report(run: Run) -> int:
+def report(run: Run, spent: Mapping[str, float]) -> int:
     """Print the summary, read back from the view, and compare it with the direct computation."""
     rows: tuple[Airport, ...] = airports()
     by_status = Counter(status["status"] for status in run.statuses.values())
@@ -179,6 +196,8 @@ def report(run: Run) -> int:
     console.print(
         f"projection lag when idle: p50 {percentile(run.lags, 50) * 1000:.0f} ms, max {max(run.lags) * 1000:.0f} ms"
     )
+    shares = ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items())
+    console.print(f"processor seconds: {shares}")
     console.print(f"statuses in the view: {dict(by_status)}")
     for line in wrong[:10]:
         console.print(f"difference: {line}")

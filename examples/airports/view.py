@@ -31,31 +31,31 @@ async def read_until_ended(
         TimeoutError: some task did not end in time; the message names a few.
     """
     ended: dict[str, dict[str, Any]] = {}
-    deadline = time.monotonic() + seconds
-    async with httpx.AsyncClient(base_url=base_url, timeout=_TIMEOUT_SECONDS) as client:
-        while len(ended) < len(tasks):
-            waiting = iter([name for name in tasks if name not in ended])
+    names = iter(tasks)
 
-            async def reader(names: Any = waiting) -> None:  # noqa: ANN401 - an iterator shared by the readers
-                for name in names:
-                    answer = await client.get(f"/tasks/{tasks[name]}")
-                    if answer.status_code == httpx.codes.NOT_FOUND:
-                        continue
-                    answer.raise_for_status()
-                    if answer.json()["status"] in _ENDED:
-                        ended[name] = answer.json()
-                        advance()
+    async def reader(client: httpx.AsyncClient) -> None:
+        # Tasks end roughly in the order of their submission: to wait for one asks little about those behind it.
+        for name in names:
+            while name not in ended:
+                answer = await client.get(f"/tasks/{tasks[name]}")
+                if answer.status_code == httpx.codes.OK and answer.json()["status"] in _ENDED:
+                    ended[name] = answer.json()
+                    advance()
+                else:
+                    await asyncio.sleep(_POLL_SECONDS)
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_CONCURRENCY):
-                    group.create_task(reader())
-            if len(ended) < len(tasks):
-                if time.monotonic() > deadline:
-                    missing = [f"{name} ({tasks[name]})" for name in tasks if name not in ended]
-                    raise TimeoutError(
-                        f"{len(missing)} tasks did not end within {seconds:.0f} s: {', '.join(missing[:5])}"
-                    )
-                await asyncio.sleep(_POLL_SECONDS)
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            httpx.AsyncClient(base_url=base_url, timeout=_TIMEOUT_SECONDS) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(_CONCURRENCY):
+                group.create_task(reader(client))
+    except TimeoutError:
+        missing = [f"{name} ({tasks[name]})" for name in tasks if name not in ended]
+        message = f"{len(missing)} tasks did not end within {seconds:.0f} s: {', '.join(missing[:5])}"
+        raise TimeoutError(message) from None
     return ended
 
 

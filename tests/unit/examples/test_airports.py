@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import asdict
 
@@ -53,7 +54,7 @@ def test_the_input_is_whole_and_uses_every_priority() -> None:
 def test_the_handler_agrees_with_the_direct_computation(registry_context: object) -> None:
     rows = airports()
     sample = rows[::250]
-    results = {row.iata: asdict(nearest(row, registry_context)) for row in sample}
+    results = {row.iata: asdict(asyncio.run(nearest(row, registry_context))) for row in sample}
     wrong = [line for line in differences(rows, results) if line.split(":")[0] in results]
     assert wrong == []
 
