@@ -125,8 +125,9 @@ class WorkerEngine:
         """See `FeedHost`."""
         reason = SHUTDOWN if self._stopping else REVOKED
         runs = self._take_back(assignments)
-        starting = [run for run in runs if run.phase is Phase.STARTING]
-        handing_back = asyncio.ensure_future(self._hand_back(starting, reason))
+        # At once, before an acknowledgement lets the handler of one begin.
+        starting = self._interrupt([run for run in runs if run.phase is Phase.STARTING])
+        handing_back = asyncio.ensure_future(self._release(starting, reason))
         outers = {run.outer: run for run in runs if run.phase is not Phase.STARTING and run.outer is not None}
         if outers:
             _, late = await asyncio.wait(outers, timeout=self._settings.grace_seconds)
@@ -137,7 +138,7 @@ class WorkerEngine:
         """See `FeedHost`."""
         runs = self._take_back(assignments)
         if runs:
-            chore = asyncio.ensure_future(self._hand_back(runs, LOST))
+            chore = asyncio.ensure_future(self._release(self._interrupt(runs), LOST))
             self._chores.add(chore)
             chore.add_done_callback(self._chores.discard)
 
@@ -280,21 +281,27 @@ class WorkerEngine:
         return [run for run in self._running if run.waiting.assignment in leaving]
 
     async def _hand_back(self, runs: Sequence[Execution], reason: str) -> None:
-        """Stop executions where they are; their offsets stay undone, and a handler that was begun reads pending again."""
-        begun = [run for run in runs if run.phase is not Phase.SETTLING]
+        """Stop executions where they are; their offsets stay undone, and what was begun reads pending again."""
+        await self._release(self._interrupt(runs), reason)
+
+    def _interrupt(self, runs: Sequence[Execution]) -> list[Execution]:
+        """Take executions no further, at once; returns those whose handler did not end."""
         for run in runs:
             if run.outer is not None:
                 run.outer.cancel()
+        return [run for run in runs if run.phase is not Phase.SETTLING]
+
+    async def _release(self, runs: Sequence[Execution], reason: str) -> None:
         stoppable = [
             run.handler
-            for run in begun
+            for run in runs
             if run.handler is not None and run.executor is not None and run.executor.interruptible
         ]
         for handler in stoppable:
             handler.cancel()
         if stoppable:
             await asyncio.wait(stoppable, timeout=CANCEL_GRACE_SECONDS)
-        released = [self._recorder.released(run, reason) for run in begun if run.opened]
+        released = [self._recorder.released(run, reason) for run in runs if run.opened]
         if released:
             await _settled(released, RELEASE_SECONDS)
 
@@ -309,21 +316,30 @@ class WorkerEngine:
                 self._failure = self._failure or outcome
         if self._chores:
             await asyncio.wait(self._chores)
+        self._publish_gauges()
         self._ports.coroutines.close()
         self._ports.functions.close()
 
     # ---- progress -----------------------------------------------------------------------------------------------
 
     async def _commit_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.commit_interval_seconds)
-            in_flight = 0
-            for feed in self._feeds.values():
-                feed.commit()
-                metrics.BUFFERED.labels(feed.priority.value).set(feed.buffered)
-                in_flight += sum(assignment.tracker.unfinished for assignment in feed.assignments)
-            metrics.IN_FLIGHT.set(in_flight)
-            metrics.SLOTS_USED.set(self._slots.used)
+        try:
+            while True:
+                await asyncio.sleep(self._settings.commit_interval_seconds)
+                for feed in self._feeds.values():
+                    feed.commit()
+                self._publish_gauges()
+        except Exception as error:
+            # Without commits a worker repeats ever more after a crash; better now than then.
+            self.fail(error)
+
+    def _publish_gauges(self) -> None:
+        in_flight = 0
+        for feed in self._feeds.values():
+            metrics.BUFFERED.labels(feed.priority.value).set(feed.buffered)
+            in_flight += sum(assignment.tracker.unfinished for assignment in feed.assignments)
+        metrics.IN_FLIGHT.set(in_flight)
+        metrics.SLOTS_USED.set(self._slots.used)
 
 
 async def _settled(futures: Sequence[Future[Position]], timeout_seconds: float) -> None:

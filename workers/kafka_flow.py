@@ -86,6 +86,11 @@ class Flow:
 
     # ---- the thread's side ----------------------------------------------------------------------------------------
 
+    @property
+    def names(self) -> tuple[TopicPartition, ...]:
+        """What is assigned."""
+        return tuple(self._assigned)
+
     def delivering(self) -> None:
         """A batch is on its way to the loop."""
         self._undelivered = True

@@ -18,6 +18,7 @@ import time
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -30,7 +31,7 @@ from taskline.settings import KafkaSettings, WorkerSettings
 from taskline.workers.intake import Commit, Intake, IntakeSink, TopicPartition
 from taskline.workers.kafka_config import ErrorKind, consumer_config, kind_of
 from taskline.workers.kafka_flow import Flow, Gate
-from taskline.workers.kafka_offsets import Offsets
+from taskline.workers.kafka_offsets import FINAL_ATTEMPTS, Offsets
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,9 @@ _HAND_OVER_MARGIN_SECONDS = 15.0
 # Leaving a group is a request; with the brokers away librdkafka waits for up to the session time-out, and a worker that
 # leaves does not.
 _CLOSE_SECONDS = 10.0
+# The final commit of a member that leaves waits for a rebalance that is under way, about a heartbeat's interval.
+_FINAL_COMMIT_SECONDS = 6.0
+_FINAL_POLL_SECONDS = 0.05
 # A topic that is missing for longer is not on its way.
 _NO_TOPIC_SECONDS = 15.0
 # Between two lines about errors that pass.
@@ -62,8 +66,12 @@ class KafkaIntake(Intake):
         self._topic = topic
         self._group = group
         config = consumer_config(kafka, worker, group=group, client_id=client_id)
-        self._consumer: Consumer = new_client(Consumer, config | {"error_cb": self._on_error})
+        self._consumer: Consumer = new_client(
+            Consumer, config | {"error_cb": self._on_error, "on_commit": self._on_commit}
+        )
         self._offsets = Offsets(self._consumer, group, topic)
+        # The final commits of a member that leaves, until they are stored.
+        self._final: Mapping[TopicPartition, Commit] = {}
         self._flow = Flow()
         self._batch = worker.prefetch
         self._hand_over_seconds = worker.grace_seconds + _HAND_OVER_MARGIN_SECONDS
@@ -136,6 +144,7 @@ class KafkaIntake(Intake):
 
     def _leave(self) -> None:
         try:
+            self._commit_finally()
             self._consumer.close()
         except Exception as error:
             log.warning("leaving the group failed", topic=self._topic, error=reason_of(error))
@@ -204,9 +213,10 @@ class KafkaIntake(Intake):
 
     def _on_revoke(self, consumer: Consumer, partitions: Sequence[KafkaPartition]) -> None:
         names = _names(partitions)
-        final = self._finish(names)
+        final = {name: self._final[name] for name in names if name in self._final} | self._finish(names)
         try:
-            self._offsets.commit(final)
+            # Who leaves has tried for long enough (`_commit_finally`).
+            self._offsets.store(final, attempts=1 if self._ending.is_set() else FINAL_ATTEMPTS)
         except Exception as error:
             # The next owner runs again what was done since the last commit that was stored.
             log.warning("final commit failed", topic=self._topic, error=reason_of(error))
@@ -226,7 +236,7 @@ class KafkaIntake(Intake):
             with contextlib.suppress(KafkaException):
                 consumer.resume(_kafka(paused))
 
-    def _finish(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, Commit]:
+    def _finish(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
         """Let the engine finish with partitions; nothing to commit when it can't any more."""
         if self._sink is None or self._loop is None:
             return {}
@@ -238,7 +248,7 @@ class KafkaIntake(Intake):
             coroutine.close()
             return {}
         try:
-            return waiting.result(self._hand_over_seconds)
+            return dict(waiting.result(self._hand_over_seconds))
         except concurrent.futures.TimeoutError:
             log.error(  # noqa: TRY400 - the time-out itself explains nothing
                 "partitions were not handed over in time; they go uncommitted",
@@ -253,18 +263,30 @@ class KafkaIntake(Intake):
     # ---- commits, on the consumer's thread ---------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        # The client can't commit synchronously while another thread polls (the answer goes to the poller), and
-        # an asynchronous commit could still be under way when the final one is made.
         while self._commits:
             commits, done = self._commits.popleft()
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                self._offsets.commit(commits)
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+            if done.set_running_or_notify_cancel():
+                self._offsets.send(commits, partial(_answer, done))
+
+    def _commit_finally(self) -> None:
+        """Finish, and commit while the group still counts on this member; in a rebalance that takes some polls."""
+        names = self._flow.names
+        if not names:
+            return
+        self._final = self._finish(names)
+        deadline = time.monotonic() + _FINAL_COMMIT_SECONDS
+        while time.monotonic() < deadline:
+            answers: list[Exception | None] = []
+            self._offsets.send(self._final, answers.append)
+            while not answers and time.monotonic() < deadline:
+                # What is read meanwhile was never handed over: its next owner reads it again.
+                self._consumer.poll(_FINAL_POLL_SECONDS)
+            if answers and answers[0] is None:
+                return
+            self._consumer.poll(_FINAL_POLL_SECONDS)
+
+    def _on_commit(self, error: KafkaError | None, partitions: Sequence[KafkaPartition]) -> None:
+        self._offsets.answered(error, partitions)
 
     # ---- errors ---------------------------------------------------------------------------------------------------------
 
@@ -328,6 +350,13 @@ class KafkaIntake(Intake):
 
 
 _CommitRequest = tuple[Mapping[TopicPartition, Commit], "concurrent.futures.Future[None]"]
+
+
+def _answer(done: concurrent.futures.Future[None], error: Exception | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _in_record(message: Message) -> InRecord:

@@ -21,6 +21,7 @@ from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
 from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.role import SystemClock, process_name, run_role
 from taskline.infra.topics import Topics
+from taskline.schemas.codec import Codec
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
@@ -78,10 +79,11 @@ async def run_worker(settings: Settings, registry: Registry, queue: str, stop: a
             return
         if not await _when_available(codec.prepare, stop):
             return
-        directory = TypeDirectory(settings, codec=codec)
-        cleanup.push_async_callback(asyncio.to_thread, directory.close)
-        if not await _when_available(directory.start, stop):
+        directories: list[TypeDirectory] = []
+        if not await _when_available(lambda: directories.append(_directory(settings, codec)), stop):
             return
+        directory = directories[0]
+        cleanup.push_async_callback(asyncio.to_thread, directory.close)
         if not await _when_available(partial(directory.register, registry.types), stop):
             return
         kafka_log = KafkaLog(_without_linger(settings), client_id=name)
@@ -119,6 +121,17 @@ async def run_worker(settings: Settings, registry: Registry, queue: str, stop: a
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await lifecycle.flush()
+
+
+def _directory(settings: Settings, codec: Codec) -> TypeDirectory:
+    """A directory that has read what is registered; it can't be started twice, so each attempt makes its own."""
+    directory = TypeDirectory(settings, codec=codec)
+    try:
+        directory.start()
+    except BaseException:
+        directory.close()
+        raise
+    return directory
 
 
 def _intake(settings: Settings, topics: Topics, queue: str, priority: Priority, name: str) -> KafkaIntake:

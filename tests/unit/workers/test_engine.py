@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from taskline.errors import DeliveryFailed, DeliveryUnknown, WrongTopology
+from taskline.errors import DeliveryFailed, DeliveryUnknown, Unavailable, WrongTopology
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutRecord
 from taskline.schemas.events import (
     DeadLetter,
@@ -895,5 +895,79 @@ def test_random_durations_faults_and_moves_lose_nothing_and_repeat_only_what_was
                     offset, metadata = commit.offset, commit.metadata
         assert sorted(runs) == list(range(400))
         assert sum(count - 1 for count in runs.values()) <= repeats_allowed
+
+    virtually(scenario())
+
+
+# ---- an absent schema registry -----------------------------------------------------------------------------------------
+
+
+def test_records_and_events_wait_for_a_schema_registry_that_is_away(bench, virtually, journal) -> None:
+    async def scenario() -> None:
+        async with bench(journal.registry) as b:
+            b.assign(0)
+            decode, encode, task = b.codec.decode, b.codec.encode, b.submission("note", 1)
+            record = b.record(encode(task))
+
+            def away(*_: object) -> None:
+                raise Unavailable("the registry does not answer")
+
+            b.codec.decode = away
+            b.receive([record])
+            await asyncio.sleep(100)
+            assert b.log.records == []
+            b.codec.decode, b.codec.encode = decode, away
+            await asyncio.sleep(100)
+            assert journal.begun == []
+            b.codec.encode = encode
+            await asyncio.sleep(10)
+            assert journal.ended == [1]
+            assert b.log.kinds() == ["Started", "Succeeded"]
+            assert b.committed().offset == 1
+
+    virtually(scenario())
+
+
+def test_what_waits_for_its_schema_goes_with_its_partition(bench, virtually, journal) -> None:
+    async def scenario() -> None:
+        async with bench(journal.registry, prefetch=1) as b:
+            b.assign(0)
+            decode, record = b.codec.decode, b.record(b.codec.encode(b.submission("note", 1)))
+
+            def away(*_: object) -> None:
+                raise Unavailable("the registry does not answer")
+
+            b.codec.decode = away
+            b.receive([record])
+            await asyncio.sleep(1)
+            assert b.intakes[Priority.NORMAL].paused
+            commits = await b.intakes[Priority.NORMAL].revoke(b.name(0))
+            assert commits[b.name(0)].offset == 0
+            b.codec.decode = decode
+            await asyncio.sleep(5)
+            assert journal.begun == []
+            assert not b.intakes[Priority.NORMAL].paused
+
+    virtually(scenario())
+
+
+def test_a_start_that_is_acknowledged_as_the_partition_goes_does_not_begin(bench, virtually, journal) -> None:
+    async def scenario() -> None:
+        async with bench(journal.registry) as b:
+            b.assign(0)
+            b.log.ack_seconds = 1
+            b.push(*(b.submission("note", n) for n in range(3)))
+            # The revocation comes in the very turn of the loop in which the acknowledgement does.
+            asyncio.get_running_loop().call_later(1, lambda: going.append(asyncio.ensure_future(revoke())))
+            going: list[asyncio.Future[Any]] = []
+
+            async def revoke() -> Any:
+                return await b.intakes[Priority.NORMAL].revoke(b.name(0))
+
+            await asyncio.sleep(30)
+            commits = await going[0]
+            assert journal.begun in ([], [0, 1, 2])
+            assert commits[b.name(0)].offset == len(journal.begun)
+            assert b.log.kinds().count("Released") == 3 - len(journal.begun)
 
     virtually(scenario())

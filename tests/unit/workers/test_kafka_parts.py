@@ -139,6 +139,7 @@ class FakeConsumer:
         self.stored = stored
         self.partitions = partitions
         self.failures: list[Exception] = []
+        self.sent: list[list[KafkaPartition]] = []
 
     def committed(self, partitions: list[KafkaPartition], timeout: float) -> list[KafkaPartition]:
         if self.failures:
@@ -148,12 +149,21 @@ class FakeConsumer:
             for each in partitions
         ]
 
-    def commit(self, offsets: list[KafkaPartition], asynchronous: bool) -> list[KafkaPartition]:
-        assert not asynchronous
+    def commit(self, offsets: list[KafkaPartition], asynchronous: bool) -> list[KafkaPartition] | None:
+        if asynchronous:
+            self.sent.append(offsets)
+            return None
         if self.failures:
             raise self.failures.pop(0)
         self.stored |= {each.partition: (each.offset, each.metadata) for each in offsets}
         return offsets
+
+    def answer(self, offsets: Offsets, error: KafkaError | None = None) -> None:
+        """The broker takes, or refuses, the oldest asynchronous commit."""
+        sent = self.sent.pop(0)
+        if error is None:
+            self.stored |= {each.partition: (each.offset, each.metadata) for each in sent}
+        offsets.answered(error, sent)
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         return SimpleNamespace(
@@ -197,16 +207,45 @@ def test_an_older_commit_never_follows_a_newer_one_and_what_is_not_owned_is_left
     consumer = FakeConsumer({0: (7, ""), 1: (3, "")})
     offsets = Offsets(consumer, "g", "t")  # type: ignore[arg-type]
     offsets.begin(ALL[:1], never)
-    offsets.commit({ALL[0]: Commit(offset=9), ALL[1]: Commit(offset=9)})
+    answers: list[Exception | None] = []
+    offsets.send({ALL[0]: Commit(offset=9), ALL[1]: Commit(offset=9)}, answers.append)
+    assert answers == []
+    consumer.answer(offsets)
+    assert answers == [None]
     assert consumer.stored == {0: (9, ""), 1: (3, "")}
-    offsets.commit({ALL[0]: Commit(offset=8)})
-    offsets.commit({ALL[0]: Commit(offset=9, metadata="more")})
+    offsets.send({ALL[0]: Commit(offset=8)}, answers.append)
+    offsets.store({ALL[0]: Commit(offset=8)})
+    assert answers == [None, None]
+    assert (consumer.sent, consumer.stored[0]) == ([], (9, ""))
+    offsets.send({ALL[0]: Commit(offset=9, metadata="more")}, answers.append)
+    consumer.answer(offsets, KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    assert isinstance(answers[-1], KafkaException)
+    offsets.send({ALL[0]: Commit(offset=9, metadata="more")}, answers.append)
+    consumer.answer(offsets)
     assert consumer.stored[0] == (9, "more")
-    consumer.failures = [KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))]
-    with pytest.raises(KafkaException):
-        offsets.commit({ALL[0]: Commit(offset=12)})
-    offsets.commit({ALL[0]: Commit(offset=11)})
-    assert consumer.stored[0] == (11, "")
     offsets.forget(ALL[:1])
-    offsets.commit({ALL[0]: Commit(offset=20)})
-    assert consumer.stored[0] == (11, "")
+    offsets.store({ALL[0]: Commit(offset=20)})
+    assert consumer.stored[0] == (9, "more")
+
+
+def test_a_final_commit_is_made_again_while_the_group_is_moving_and_over_an_earlier_one() -> None:
+    consumer = FakeConsumer({0: (7, "")})
+    offsets = Offsets(consumer, "g", "t")  # type: ignore[arg-type]
+    offsets.begin(ALL[:1], never)
+    consumer.failures = [KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))]
+    offsets.store({ALL[0]: Commit(offset=9)})
+    assert consumer.stored[0] == (9, "")
+    consumer.failures = [KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))]
+    with pytest.raises(KafkaException):
+        offsets.store({ALL[0]: Commit(offset=10)})
+    consumer.failures = [KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION)) for _ in range(9)]
+    with pytest.raises(KafkaException):
+        offsets.store({ALL[0]: Commit(offset=10)})
+    consumer.failures = []
+    offsets.send({ALL[0]: Commit(offset=10)}, lambda _: None)
+    offsets.store({ALL[0]: Commit(offset=12)})
+    assert consumer.stored[0] == (12, "")
+    # An answer for what nobody asked, or after the partition went, is no fault.
+    offsets.forget(ALL[:1])
+    consumer.answer(offsets)
+    offsets.answered(None, [])
