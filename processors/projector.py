@@ -1,4 +1,4 @@
-"""The projector: runs of records, each made durable in the view before it is settled.
+"""The projector: runs of records, each acknowledged by the view before it is settled.
 
 Invariant: when `fold` returns, everything in these records is acknowledged by the view's store, or, if it was no Taskline record,
 by the dead-letter topic. Until then it tries again, for ever: nothing else it could do with a record is right. Only cancellation
@@ -44,7 +44,7 @@ class Projector:
         self.halted: dict[Partition, Halt] = {}
 
     async def fold(self, records: Sequence[InRecord]) -> Projection:
-        """Make the records durable in the view; those of one partition must be in order.
+        """Have the view acknowledge the records; those of one partition must be in order.
 
         Returns:
             What was done. All records are settled except those of `self.halted` partitions from their halt on.

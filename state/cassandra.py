@@ -4,7 +4,10 @@ Invariant: every statement is idempotent and commutes with every other. Events a
 overwrite would write a tombstone), with write timestamps that follow the lane (`Write.timestamp_us`); nothing is deleted, nothing is
 null, nothing is conditional. So a write may be sent again after any failure, by anybody, at any time.
 
-A write is acknowledged by a local quorum and a read asks one, so that reads never go back. Writes of one
+A write is acknowledged by a local quorum and a read asks one, so that reads never go back. What an acknowledgement is worth is the
+server's `commitlog_sync`: under `periodic` (its default) a node that is killed gives up what it acknowledged since its last
+sync marker, up to 100 ms (CASSANDRA-13987), and a power cut up to the sync period. With one replica such rows are gone from
+the view although their offsets are committed; with three it takes two nodes at once. The log still has them. Writes of one
 partition share UNLOGGED batches, which the server applies as one mutation (its batch-size thresholds are
 about batches of several).
 """

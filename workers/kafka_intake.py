@@ -143,11 +143,11 @@ class KafkaIntake(Intake):
             self._leave()
 
     def _leave(self) -> None:
-        try:
-            self._commit_finally()
-            self._consumer.close()
-        except Exception as error:
-            log.warning("leaving the group failed", topic=self._topic, error=reason_of(error))
+        for step in (self._commit_finally, self._consumer.close):
+            try:
+                step()
+            except Exception as error:
+                log.warning("leaving the group failed", topic=self._topic, error=reason_of(error))
         self._call(self._set_ended)
 
     def _read(self) -> None:
