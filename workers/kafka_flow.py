@@ -115,18 +115,20 @@ class Flow:
 
     def wait(self) -> Gate:
         """Wait while the loop wants nothing: until something changes (also `wake`), and not beyond a short stall."""
-        if not self._stalled:
-            self._stalled_since = None
-            return Gate.OPEN
-        now = time.monotonic()
-        self._stalled_since = now if self._stalled_since is None else self._stalled_since
-        left = self._stalled_since + SHORT_STALL_SECONDS - now
-        if left <= 0:
-            return Gate.CLOSED
-        self._changed.wait(left)
-        # What is changed is changed before the event is set, so nothing is missed by looking after the reset.
-        self._changed.clear()
-        return Gate.WAITING if self._stalled else Gate.OPEN
+        if self._stalled:
+            now = time.monotonic()
+            self._stalled_since = now if self._stalled_since is None else self._stalled_since
+            left = self._stalled_since + SHORT_STALL_SECONDS - now
+            if left <= 0:
+                return Gate.CLOSED
+            self._changed.wait(left)
+            # What is changed is changed before the event is set, so nothing is missed by looking after the reset.
+            self._changed.clear()
+            if self._stalled:
+                return Gate.WAITING
+        # Many short stalls in a row are no long one.
+        self._stalled_since = None
+        return Gate.OPEN
 
     @property
     def _stalled(self) -> bool:

@@ -78,6 +78,8 @@ class KafkaIntake(Intake):
         self._sink: IntakeSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = threading.Event()
+        # Resolve when a leaving member has made its final commit, and when it has left.
+        self._committed: Future[None] | None = None
         self._ended: Future[None] | None = None
         # Asked for by the loop, done by the thread; a deque's ends are atomic.
         self._commits: deque[_CommitRequest] = deque()
@@ -92,6 +94,7 @@ class KafkaIntake(Intake):
         """Join the group; see `Intake`."""
         self._sink = sink
         self._loop = asyncio.get_running_loop()
+        self._committed = self._loop.create_future()
         self._ended = self._loop.create_future()
         threading.Thread(target=self._consume, name=f"taskline-intake-{self._topic}", daemon=True).start()
 
@@ -114,9 +117,10 @@ class KafkaIntake(Intake):
         """Hand over what is assigned, and leave the group; see `Intake`."""
         self._ending.set()
         self._flow.wake()
-        if self._ended is None:
+        if self._ended is None or self._committed is None:
             return
-        _, late = await asyncio.wait((self._ended,), timeout=self._hand_over_seconds + _CLOSE_SECONDS)
+        await asyncio.wait((self._committed,), timeout=self._hand_over_seconds + _FINAL_COMMIT_SECONDS)
+        _, late = await asyncio.wait((self._ended,), timeout=_CLOSE_SECONDS)
         if late:
             log.warning("the consumer did not leave its group in time", topic=self._topic, group=self._group)
 
@@ -143,12 +147,12 @@ class KafkaIntake(Intake):
             self._leave()
 
     def _leave(self) -> None:
-        for step in (self._commit_finally, self._consumer.close):
+        for step, over in ((self._commit_finally, self._committed), (self._consumer.close, self._ended)):
             try:
                 step()
             except Exception as error:
                 log.warning("leaving the group failed", topic=self._topic, error=reason_of(error))
-        self._call(self._set_ended)
+            self._call(_resolve, over)
 
     def _read(self) -> None:
         first = self._consumer.poll(_POLL_SECONDS)
@@ -344,12 +348,13 @@ class KafkaIntake(Intake):
             self._sink.failed(error)
         self._flow.delivered()
 
-    def _set_ended(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
 
 _CommitRequest = tuple[Mapping[TopicPartition, Commit], "concurrent.futures.Future[None]"]
+
+
+def _resolve(future: Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
 
 
 def _answer(done: concurrent.futures.Future[None], error: Exception | None) -> None:

@@ -90,6 +90,19 @@ def test_a_short_stall_waits_a_long_one_closes_and_a_resume_wakes() -> None:
     assert flow.wait() is Gate.OPEN
 
 
+def test_many_short_stalls_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("taskline.workers.kafka_flow.time.monotonic", lambda: now[0])
+    flow = Flow()
+    for _ in range(10):
+        now[0] += 0.4
+        flow.delivering()
+        threading.Timer(0.01, flow.delivered).start()
+        while (gate := flow.wait()) is Gate.WAITING:
+            pass
+        assert gate is Gate.OPEN
+
+
 def test_one_batch_is_on_its_way_at_a_time() -> None:
     flow = Flow()
     flow.delivering()
