@@ -14,6 +14,9 @@ HEADER_ATTEMPT = "taskline-attempt"  # ASCII decimal, from 1; absent: 1
 HEADER_CAUSE = "taskline-cause"
 HEADER_SOURCE = "taskline-source"  # topic/partition/offset
 
+# A cause is for people; a decoder's message can quote a lot, and the bytes beside it say the rest.
+_MAX_CAUSE_BYTES = 1_000
+
 Headers = Mapping[str, bytes]
 
 
@@ -51,6 +54,17 @@ class InRecord:
     headers: Headers
     # Append time in ms since the epoch, by the broker's clock.
     timestamp_ms: int
+
+
+def verbatim_dead_letter(
+    dlq: str, *, value: bytes | None, key: bytes | None, headers: Headers, source: Position, cause: str
+) -> OutRecord:
+    """Bytes that nobody can read, for the dead-letter topic `dlq`: as they came, with the cause and the source in headers."""
+    told = {
+        HEADER_CAUSE: cause.encode("utf-8", "replace")[:_MAX_CAUSE_BYTES],
+        HEADER_SOURCE: str(source).encode(),
+    }
+    return OutRecord(topic=dlq, value=value, key=key, headers={**headers, **told})
 
 
 class AsyncLog(Protocol):

@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from taskline.errors import UndecodableRecord, UnknownSchema
 from taskline.infra.log import (
     HEADER_ATTEMPT,
-    HEADER_CAUSE,
-    HEADER_SOURCE,
     HEADER_TASK_ID,
     InRecord,
     OutRecord,
     Position,
+    verbatim_dead_letter,
 )
 from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
@@ -52,8 +51,6 @@ Partition = tuple[str, int]
 
 _ID_BYTES = 16
 _UUID_VERSION = 7
-# A cause is for people; the rejected bytes say the rest.
-_MAX_CAUSE_BYTES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,14 +273,8 @@ class _Run:
     def _reject(self, record: InRecord, value: bytes | None, key: bytes | None, cause: str) -> None:
         self._counts["rejected"] += 1
         self._rejects.append(
-            OutRecord(
-                topic=self._layout.dlq_topic,
-                value=value,
-                key=key,
-                headers={
-                    HEADER_CAUSE: cause.encode()[:_MAX_CAUSE_BYTES],
-                    HEADER_SOURCE: str(record.position).encode(),
-                },
+            verbatim_dead_letter(
+                self._layout.dlq_topic, value=value, key=key, headers={}, source=record.position, cause=cause
             )
         )
 

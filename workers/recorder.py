@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from taskline.errors import DeliveryError, InvalidResult, Unavailable
-from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutRecord, Position
+from taskline.infra.log import HEADER_TASK_ID, OutRecord, Position, verbatim_dead_letter
 from taskline.schemas.events import (
     DeadLetter,
     DeadLettered,
@@ -36,8 +36,6 @@ log = structlog.get_logger(__name__)
 
 FAILED = "failed"
 UNDECODABLE = "undecodable"
-# A header is for people; a decoder's message can quote a lot.
-_MAX_CAUSE_BYTES = 1_000
 
 
 class Recorder:
@@ -96,15 +94,13 @@ class Recorder:
     async def undecodable(self, run: Execution, cause: str) -> None:
         """Bytes that are no task: onto the dead-letter topic verbatim, with the cause and the source in headers."""
         record = run.waiting.record
-        copy = OutRecord(
-            topic=self._dlq,
-            key=record.key,
+        copy = verbatim_dead_letter(
+            self._dlq,
             value=record.value,
-            headers={
-                **record.headers,
-                HEADER_CAUSE: cause.encode("utf-8", "replace")[:_MAX_CAUSE_BYTES],
-                HEADER_SOURCE: str(record.position).encode(),
-            },
+            key=record.key,
+            headers=record.headers,
+            source=record.position,
+            cause=cause,
         )
         await deliver(lambda: (self._log.append(copy),), what="undecodable record", task_id=None)
         metrics.DEAD_LETTERS.labels(UNDECODABLE).inc()
