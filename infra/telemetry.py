@@ -22,7 +22,12 @@ def configure_logging(telemetry: TelemetrySettings) -> None:
     """
     console = telemetry.log_format == "console" or (telemetry.log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+        # Without local variables: they hold payloads, which do not belong into logs.
+        structlog.dev.ConsoleRenderer(
+            exception_formatter=structlog.dev.RichTracebackFormatter(show_locals=False)
+        )
+        if console
+        else structlog.processors.JSONRenderer()
     )
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
