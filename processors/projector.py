@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from taskline.errors import TasklineError
+from taskline.infra.backoff import pauses
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, AsyncLog, InRecord, OutRecord
 from taskline.infra.role import Clock
 from taskline.processors import metrics
-from taskline.processors.backoff import pauses
 from taskline.processors.projection import Halt, Layout, Partition, Projection, project
 from taskline.schemas.codec import Codec
 from taskline.state.store import ViewStore, Write

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from taskline.errors import Unavailable
+from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
 from taskline.infra.role import SystemClock, process_name, run_role
 from taskline.processors import metrics
-from taskline.processors.backoff import pauses
 from taskline.processors.faust_app import Received, Source, SourceDied
 from taskline.processors.group_watch import GroupWatch
 from taskline.processors.liveness import Liveness

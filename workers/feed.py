@@ -13,13 +13,13 @@ from typing import Protocol
 
 import structlog
 
+from taskline.infra.holes import UnreadableMetadata, decode_holes
+from taskline.infra.intake import Commit, Intake, TopicPartition
 from taskline.infra.log import InRecord
+from taskline.infra.watermark import WatermarkTracker
 from taskline.schemas.events import Priority
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
-from taskline.workers.holes import UnreadableMetadata, decode_holes
-from taskline.workers.intake import Commit, Intake, TopicPartition
-from taskline.workers.tracker import WatermarkTracker
 
 log = structlog.get_logger(__name__)
 

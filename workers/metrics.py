@@ -49,10 +49,6 @@ DEAD_LETTERS = Counter(
     "Records put on the dead-letter topic: failed, unregistered, payload_undecodable, or undecodable bytes.",
     ["reason"],
 )
-APPEND_RETRIES = Counter(
-    "taskline_worker_append_retries",
-    "Events and dead letters that were not acknowledged and are appended again.",
-)
 SKIPPED = Counter(
     "taskline_worker_skipped",
     "Records read again after a restart or a move that an earlier owner had completed.",

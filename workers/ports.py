@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taskline.infra.intake import Intake
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.log import AsyncLog
 from taskline.infra.role import Clock
@@ -12,7 +13,6 @@ from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority
 from taskline.workers.admission import WriterSchemas
 from taskline.workers.executor import Executor, InlineExecutor
-from taskline.workers.intake import Intake
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ import structlog
 
 from taskline.errors import DeliveryError, InvalidResult, Unavailable
 from taskline.infra.log import HEADER_TASK_ID, OutRecord, Position, verbatim_dead_letter
+from taskline.infra.outbox import after_failure, deliver
 from taskline.schemas.events import (
     DeadLetter,
     DeadLettered,
@@ -28,7 +29,6 @@ from taskline.schemas.events import (
 from taskline.workers import metrics
 from taskline.workers.admission import Admitted, Rejected
 from taskline.workers.execution import Execution
-from taskline.workers.outbox import after_failure, deliver
 from taskline.workers.outcome import ErrorInfo, describe_error
 from taskline.workers.ports import WorkerPorts
 

@@ -15,10 +15,14 @@ from typing import TypeVar
 import structlog
 
 from taskline.errors import InvalidRegistry, Unavailable
+from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
+from taskline.infra.kafka.consumer import IntakeOptions
+from taskline.infra.kafka.intake import KafkaIntake
 from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
 from taskline.infra.kafka.types import TypeDirectory
+from taskline.infra.outbox import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from taskline.infra.role import SystemClock, process_name, run_role
 from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
@@ -27,8 +31,6 @@ from taskline.schemas.events import Priority
 from taskline.settings import Settings
 from taskline.workers.engine import WorkerEngine
 from taskline.workers.executor import ThreadExecutor
-from taskline.workers.kafka_intake import KafkaIntake
-from taskline.workers.outbox import pauses
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.registry import Registry
 
@@ -137,8 +139,8 @@ def _directory(settings: Settings, codec: Codec) -> TypeDirectory:
 def _intake(settings: Settings, topics: Topics, queue: str, priority: Priority, name: str) -> KafkaIntake:
     return KafkaIntake(
         settings.kafka,
-        settings.worker,
-        topic=topics.dispatch(queue, priority),
+        IntakeOptions(batch=settings.worker.prefetch, grace_seconds=settings.worker.grace_seconds),
+        topics=(topics.dispatch(queue, priority),),
         group=topics.worker_group(queue, priority),
         client_id=f"{name}-{priority.value}",
     )
@@ -151,7 +153,7 @@ def _without_linger(settings: Settings) -> Settings:
 
 async def _when_available(step: Callable[[], T], stop: asyncio.Event) -> bool:
     """Take a blocking step, again and again while Kafka is away; False: `stop` came first."""
-    waits = pauses()
+    waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
     while not stop.is_set():
         try:
             await asyncio.to_thread(step)

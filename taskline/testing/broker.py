@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from taskline.errors import DeliveryFailed
+from taskline.infra.intake import TopicPartition
 from taskline.infra.log import InRecord, OutRecord, Position
 from taskline.infra.role import Clock
 from taskline.infra.topics import TopicSpec
 from taskline.testing.groups import MemoryGroup
-from taskline.workers.intake import TopicPartition
 
 # Kafka's own default for max.message.bytes, for topics that are created without one.
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588

@@ -12,8 +12,8 @@ import contextvars
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from taskline.infra.intake import Commit, TopicPartition
 from taskline.testing.errors import FencedCommit
-from taskline.workers.intake import Commit, TopicPartition
 
 # Virtual seconds after which a silent member's partitions move (Kafka's session.timeout.ms).
 SESSION_SECONDS = 45.0

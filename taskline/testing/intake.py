@@ -13,11 +13,11 @@ from asyncio import Future
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from taskline.errors import Unavailable
+from taskline.infra.intake import Commit, Intake, IntakeSink, TopicPartition
 from taskline.infra.log import InRecord
 from taskline.testing.broker import MemoryBroker
 from taskline.testing.errors import FencedCommit
 from taskline.testing.groups import SESSION_SECONDS, MemoryGroup
-from taskline.workers.intake import Commit, Intake, IntakeSink, TopicPartition
 
 # Records that are handed over in one call, over all partitions: small enough that a pause takes effect soon.
 BATCH_RECORDS = 100

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from taskline.errors import Unavailable
+from taskline.infra.intake import Commit, TopicPartition
 from taskline.infra.log import InRecord
 from taskline.processors.projection import Layout
 from taskline.processors.projector import Projector
@@ -18,7 +19,6 @@ from taskline.testing.intake import MemoryIntake
 from taskline.testing.log import MemoryLog
 from taskline.testing.process import VirtualProcess
 from taskline.testing.world import World
-from taskline.workers.intake import Commit, TopicPartition
 
 _MS = 1_000
 # Virtual seconds between attempts to commit while the broker is away.

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskline.errors import Unavailable
+from taskline.infra.intake import Commit, TopicPartition
 from taskline.infra.log import OutRecord
 from taskline.testing.broker import MemoryBroker
 from taskline.testing.clock import VirtualClock
@@ -16,7 +17,6 @@ from taskline.testing.groups import assign
 from taskline.testing.intake import MemoryIntake
 from taskline.testing.loop import VirtualLoop
 from taskline.testing.process import VirtualProcess, track
-from taskline.workers.intake import Commit, TopicPartition
 
 GROUP = "g"
 

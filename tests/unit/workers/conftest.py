@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from taskline.errors import DeliveryFailed
+from taskline.infra.intake import Commit, IntakeSink, TopicPartition
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.log import InRecord, OutRecord, Position
 from taskline.infra.topics import Topics
@@ -22,7 +23,6 @@ from taskline.testing.clock import VirtualClock
 from taskline.testing.loop import VirtualLoop
 from taskline.workers.engine import WorkerEngine
 from taskline.workers.executor import Executor, InlineExecutor
-from taskline.workers.intake import Commit, IntakeSink, TopicPartition
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.registry import Registry
 

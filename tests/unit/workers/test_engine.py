@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from taskline.errors import DeliveryFailed, DeliveryUnknown, Unavailable, WrongTopology
+from taskline.infra.holes import decode_holes, encode_holes
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutRecord
 from taskline.schemas.events import (
     DeadLetter,
@@ -25,7 +26,6 @@ from taskline.schemas.events import (
 )
 from taskline.workers.context import TaskContext
 from taskline.workers.engine import SCHEMA_PATIENCE_SECONDS
-from taskline.workers.holes import decode_holes, encode_holes
 from taskline.workers.registry import Registry
 
 

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
+from prometheus_client import Counter
 
 from taskline.errors import DeliveryError, Unavailable
+from taskline.infra.backoff import pauses
 from taskline.infra.log import Position
 from taskline.schemas.ids import TaskId
-from taskline.workers import metrics
 
 log = structlog.get_logger(__name__)
+
+APPEND_RETRIES = Counter(
+    "taskline_log_append_retries",
+    "Records that were not acknowledged and are appended again, after the client's own retries.",
+)
 
 # The log's own client retries for its delivery time-out first, so this is about an outage: try soon, then at leisure, but
 # often enough that work goes on within seconds of the log's return.
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
-_FACTOR = 2
-
-
-def pauses() -> Iterator[float]:
-    """Seconds to wait after the first, second, … failure."""
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        yield pause
-        pause = min(pause * _FACTOR, MAX_PAUSE_SECONDS)
 
 
 async def deliver(
@@ -45,7 +42,7 @@ async def deliver(
         what: for the log.
         task_id: for the log; None: bytes that are no task.
     """
-    waits = pauses()
+    waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
     while True:
         futures: Sequence[Future[Position]] = ()
         try:
@@ -74,7 +71,7 @@ async def after_failure(
     current = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and (current is None or current.cancelling()):
         raise error
-    metrics.APPEND_RETRIES.inc()
+    APPEND_RETRIES.inc()
     log.warning(
         "append failed; trying again",
         what=what,

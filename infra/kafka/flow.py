@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from taskline.workers.intake import TopicPartition
+from taskline.infra.intake import TopicPartition
 
 SHORT_STALL_SECONDS = 1.0
 

@@ -1,24 +1,19 @@
-"""How a worker's consumers are configured, and what their errors mean."""
+"""How the consumers of worker groups and of the delay group are configured, and what their errors mean."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from confluent_kafka import KafkaError
 
 from taskline.infra.kafka.client import client_config
-from taskline.settings import KafkaSettings, WorkerSettings
+from taskline.settings import KafkaSettings
 
 _MS = 1_000
-# A broker answers a fetch as soon as there is a record, so this costs no latency. It bounds how long a partition that was
-# just assigned or resumed waits behind a fetch that was sent without it.
-_FETCH_WAIT_MS = 100
 # When the client's own queue is full it looks again after this; the default of 1 s would be a stall of 1 s.
 _FETCH_QUEUE_BACKOFF_MS = 10
-# The client's queue per partition: enough to refill the engine's buffer at once; its bytes bound the process's memory.
-_QUEUED_MIN_MESSAGES = 2_000
-_QUEUED_MAX_KBYTES = 16 * 1_024
 # Brokers take a member for dead after session.timeout.ms without a heartbeat; three chances within it, as Kafka advises.
 _HEARTBEATS_PER_SESSION = 3
 _MAX_HEARTBEAT_MS = 3_000
@@ -26,6 +21,25 @@ _MAX_HEARTBEAT_MS = 3_000
 # max.poll.interval.ms the group would take the partitions away meanwhile.
 _MIN_POLL_INTERVAL_MS = 300_000
 _POLL_INTERVAL_MARGIN_MS = 60_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntakeOptions:
+    """How one intake reads."""
+
+    # Records that are handed over in one call, at most.
+    batch: int
+    # How long the sink may take to finish with partitions that move.
+    grace_seconds: float
+    # A broker answers a fetch as soon as there is a record, so this costs no latency. It bounds how long a partition that
+    # was just assigned or resumed waits behind a fetch that was sent without it.
+    fetch_wait_ms: int = 100
+    # The client's own queue: records per partition that it keeps at hand, and the bytes of all of them together, which
+    # bound the process's memory.
+    queued_messages: int = 2_000
+    queued_kbytes: int = 16 * 1_024
+    # Most bytes that one fetch brings of one partition (a larger record still comes).
+    fetch_bytes: int = 1_048_576
 
 
 class ErrorKind(Enum):
@@ -73,7 +87,7 @@ def kind_of(error: KafkaError) -> ErrorKind:
 
 
 def consumer_config(
-    kafka: KafkaSettings, worker: WorkerSettings, *, group: str, client_id: str
+    kafka: KafkaSettings, options: IntakeOptions, *, group: str, client_id: str
 ) -> dict[str, Any]:
     """The librdkafka settings of one intake.
 
@@ -93,10 +107,11 @@ def consumer_config(
         "max.poll.interval.ms": max(
             session_ms,
             _MIN_POLL_INTERVAL_MS,
-            round(worker.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
+            round(options.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
         ),
-        "fetch.wait.max.ms": _FETCH_WAIT_MS,
+        "fetch.wait.max.ms": options.fetch_wait_ms,
         "fetch.queue.backoff.ms": _FETCH_QUEUE_BACKOFF_MS,
-        "queued.min.messages": _QUEUED_MIN_MESSAGES,
-        "queued.max.messages.kbytes": _QUEUED_MAX_KBYTES,
+        "queued.min.messages": options.queued_messages,
+        "queued.max.messages.kbytes": options.queued_kbytes,
+        "max.partition.fetch.bytes": options.fetch_bytes,
     }

@@ -1,8 +1,8 @@
-"""Where a worker's records come from, as ports: Kafka implements `Intake`, and so does `taskline.testing`.
+"""Where the records of a worker or of the delay role come from, as ports: Kafka implements `Intake`, and so does `taskline.testing`.
 
 The invariant between the two sides: an intake hands every record of an assigned partition over once, in offset
 order, beginning at the committed offset; it commits what it is told and nothing else. All calls on a sink happen on
-the engine's event loop, and for one partition in the order assigned → received* → revoked | lost.
+the sink's event loop, and for one partition in the order assigned → received* → revoked | lost.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Commit:
 
     # The next offset to read: every record below it is done.
     offset: int
-    # What is done above it (taskline.workers.holes); "" when nothing is.
+    # What is done above it (taskline.infra.holes); "" when nothing is.
     metadata: str = ""
 
 
 class IntakeSink(Protocol):
-    """What an intake tells; the engine implements it. Every call is made on the engine's loop."""
+    """What an intake tells; an engine implements it. Every call is made on its loop."""
 
     def assigned(self, committed: Mapping[TopicPartition, Commit]) -> None:
         """These partitions are ours from here on; their records follow, from the committed offsets."""
@@ -61,7 +61,7 @@ class IntakeSink(Protocol):
 
 
 class Intake(Protocol):
-    """The records of one queue and priority."""
+    """The records of a member of one consumer group."""
 
     async def start(self, sink: IntakeSink) -> None:
         """Begin to hand records to `sink`."""

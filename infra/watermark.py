@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from taskline.workers.holes import encode_holes
-from taskline.workers.intake import Commit
+from taskline.infra.holes import encode_holes
+from taskline.infra.intake import Commit
 
 
 class WatermarkTracker:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskline.errors import Unavailable, WrongTopology
-from taskline.settings import KafkaSettings, WorkerSettings
-from taskline.workers.intake import Commit, TopicPartition
-from taskline.workers.kafka_config import ErrorKind, consumer_config, kind_of
-from taskline.workers.kafka_flow import Flow, Gate
-from taskline.workers.kafka_offsets import Offsets
+from taskline.infra.intake import Commit, TopicPartition
+from taskline.infra.kafka.consumer import ErrorKind, IntakeOptions, consumer_config, kind_of
+from taskline.infra.kafka.flow import Flow, Gate
+from taskline.infra.kafka.group_offsets import Offsets
+from taskline.settings import KafkaSettings
 
 ALL = tuple(TopicPartition("t", number) for number in range(4))
 
@@ -92,7 +92,7 @@ def test_a_short_stall_waits_a_long_one_closes_and_a_resume_wakes() -> None:
 
 def test_many_short_stalls_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("taskline.workers.kafka_flow.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("taskline.infra.kafka.flow.time.monotonic", lambda: now[0])
     flow = Flow()
     for _ in range(10):
         now[0] += 0.4
@@ -115,13 +115,16 @@ def test_one_batch_is_on_its_way_at_a_time() -> None:
 
 def test_the_poll_interval_leaves_room_for_the_grace() -> None:
     kafka = KafkaSettings()
-    config = consumer_config(kafka, WorkerSettings(grace_seconds=1_000), group="g", client_id="c")
+    config = consumer_config(kafka, IntakeOptions(batch=64, grace_seconds=1_000), group="g", client_id="c")
     assert config["max.poll.interval.ms"] >= 1_030_000
     assert config["enable.auto.commit"] is False
     assert config["auto.offset.reset"] == "error"
     assert 3 * config["heartbeat.interval.ms"] <= config["session.timeout.ms"]
     short = consumer_config(
-        KafkaSettings(session_timeout_ms=1_000), WorkerSettings(), group="g", client_id="c"
+        KafkaSettings(session_timeout_ms=1_000),
+        IntakeOptions(batch=64, grace_seconds=30),
+        group="g",
+        client_id="c",
     )
     assert 3 * short["heartbeat.interval.ms"] <= short["session.timeout.ms"] <= short["max.poll.interval.ms"]
 
@@ -193,7 +196,7 @@ def never() -> bool:
 
 def test_partitions_begin_where_the_group_is_and_new_ones_at_their_beginning() -> None:
     consumer = FakeConsumer({0: (7, "meta"), 1: (0, "")})
-    begin = Offsets(consumer, "g", "t").begin(ALL, never)  # type: ignore[arg-type]
+    begin = Offsets(consumer, "g").begin(ALL, never)  # type: ignore[arg-type]
     assert begin == {
         ALL[0]: Commit(offset=7, metadata="meta"),
         ALL[1]: Commit(offset=0),
@@ -204,21 +207,21 @@ def test_partitions_begin_where_the_group_is_and_new_ones_at_their_beginning() -
 
 def test_a_group_without_any_offset_is_refused() -> None:
     with pytest.raises(WrongTopology, match="taskline topics create"):
-        Offsets(FakeConsumer({}), "g", "t").begin(ALL[:1], never)  # type: ignore[arg-type]
+        Offsets(FakeConsumer({}), "g").begin(ALL[:1], never)  # type: ignore[arg-type]
 
 
 def test_an_absent_coordinator_is_asked_again_until_giving_up() -> None:
     consumer = FakeConsumer({0: (7, "")})
     consumer.failures = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
-    assert Offsets(consumer, "g", "t").begin(ALL[:1], never)[ALL[0]].offset == 7  # type: ignore[arg-type]
+    assert Offsets(consumer, "g").begin(ALL[:1], never)[ALL[0]].offset == 7  # type: ignore[arg-type]
     consumer.failures = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
     with pytest.raises(Unavailable):
-        Offsets(consumer, "g", "t").begin(ALL[:1], lambda: True)  # type: ignore[arg-type]
+        Offsets(consumer, "g").begin(ALL[:1], lambda: True)  # type: ignore[arg-type]
 
 
 def test_an_older_commit_never_follows_a_newer_one_and_what_is_not_owned_is_left_alone() -> None:
     consumer = FakeConsumer({0: (7, ""), 1: (3, "")})
-    offsets = Offsets(consumer, "g", "t")  # type: ignore[arg-type]
+    offsets = Offsets(consumer, "g")  # type: ignore[arg-type]
     offsets.begin(ALL[:1], never)
     answers: list[Exception | None] = []
     offsets.send({ALL[0]: Commit(offset=9), ALL[1]: Commit(offset=9)}, answers.append)
@@ -243,7 +246,7 @@ def test_an_older_commit_never_follows_a_newer_one_and_what_is_not_owned_is_left
 
 def test_a_final_commit_is_made_again_while_the_group_is_moving_and_over_an_earlier_one() -> None:
     consumer = FakeConsumer({0: (7, "")})
-    offsets = Offsets(consumer, "g", "t")  # type: ignore[arg-type]
+    offsets = Offsets(consumer, "g")  # type: ignore[arg-type]
     offsets.begin(ALL[:1], never)
     consumer.failures = [KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))]
     offsets.store({ALL[0]: Commit(offset=9)})

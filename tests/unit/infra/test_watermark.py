@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskline.workers.holes import MAX_METADATA_BYTES, UnreadableMetadata, decode_holes, encode_holes
-from taskline.workers.tracker import WatermarkTracker
+from taskline.infra.holes import MAX_METADATA_BYTES, UnreadableMetadata, decode_holes, encode_holes
+from taskline.infra.watermark import WatermarkTracker
 
 # Offsets of a partition's records: mostly contiguous, some with gaps as transaction markers and compaction leave them.
 gaps = st.one_of(st.just(1), st.integers(1, 3), st.integers(1, 5_000))

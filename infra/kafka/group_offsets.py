@@ -18,8 +18,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from taskline.errors import WrongTopology
+from taskline.infra.intake import Commit, TopicPartition
 from taskline.infra.kafka.client import kafka_error, reason_of, translated
-from taskline.workers.intake import Commit, TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -46,11 +46,10 @@ _SEED_COMMAND = "taskline topics create"
 class Offsets:
     """The offsets of one consumer; used on its thread only."""
 
-    def __init__(self, consumer: Consumer, group: str, topic: str) -> None:
-        """Serve `consumer`, which reads `topic` for `group`."""
+    def __init__(self, consumer: Consumer, group: str) -> None:
+        """Serve `consumer`, a member of `group`."""
         self._consumer = consumer
         self._group = group
-        self._topic = topic
         # Commits that were sent and not answered, oldest first; the broker handles them in this order.
         self._under_way: deque[tuple[Mapping[TopicPartition, Commit], Callable[[Exception | None], None]]] = (
             deque()
@@ -183,12 +182,10 @@ class Offsets:
 
     def _new_partitions(self, missing: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
         """Partitions that were added to a topic which the group knows are read from their beginning."""
-        metadata = self._consumer.list_topics(self._topic, timeout=_REQUEST_SECONDS).topics[self._topic]
-        siblings = [TopicPartition(self._topic, number) for number in metadata.partitions]
-        if not self._committed(siblings):
-            raise WrongTopology(
-                (f"group {self._group} has no offsets on topic {self._topic}",), _SEED_COMMAND
-            )
+        for topic in sorted({name.topic for name in missing}):
+            metadata = self._consumer.list_topics(topic, timeout=_REQUEST_SECONDS).topics[topic]
+            if not self._committed([TopicPartition(topic, number) for number in metadata.partitions]):
+                raise WrongTopology((f"group {self._group} has no offsets on topic {topic}",), _SEED_COMMAND)
         begin: dict[TopicPartition, Commit] = {}
         for name in missing:
             low, _ = self._consumer.get_watermark_offsets(

@@ -25,13 +25,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from taskline.errors import OffsetLost, TasklineError, WrongTopology
+from taskline.infra.intake import Commit, Intake, IntakeSink, TopicPartition
 from taskline.infra.kafka.client import new_client, reason_of
+from taskline.infra.kafka.consumer import ErrorKind, IntakeOptions, consumer_config, kind_of
+from taskline.infra.kafka.flow import Flow, Gate
+from taskline.infra.kafka.group_offsets import FINAL_ATTEMPTS, Offsets
 from taskline.infra.log import Headers, InRecord, Position
-from taskline.settings import KafkaSettings, WorkerSettings
-from taskline.workers.intake import Commit, Intake, IntakeSink, TopicPartition
-from taskline.workers.kafka_config import ErrorKind, consumer_config, kind_of
-from taskline.workers.kafka_flow import Flow, Gate
-from taskline.workers.kafka_offsets import FINAL_ATTEMPTS, Offsets
+from taskline.settings import KafkaSettings
 
 log = structlog.get_logger(__name__)
 
@@ -53,28 +53,34 @@ _NO_HEADERS: Headers = {}
 
 
 class KafkaIntake(Intake):
-    """One group member on one dispatch topic."""
+    """One member of one group, on one topic or on several."""
 
     def __init__(
-        self, kafka: KafkaSettings, worker: WorkerSettings, *, topic: str, group: str, client_id: str
+        self,
+        kafka: KafkaSettings,
+        options: IntakeOptions,
+        *,
+        topics: Sequence[str],
+        group: str,
+        client_id: str,
     ) -> None:
         """Make the consumer; it joins at `start`.
 
         Raises:
             InvalidSettings: the client refuses the configuration.
         """
-        self._topic = topic
+        self._topics = tuple(topics)
         self._group = group
-        config = consumer_config(kafka, worker, group=group, client_id=client_id)
+        config = consumer_config(kafka, options, group=group, client_id=client_id)
         self._consumer: Consumer = new_client(
             Consumer, config | {"error_cb": self._on_error, "on_commit": self._on_commit}
         )
-        self._offsets = Offsets(self._consumer, group, topic)
+        self._offsets = Offsets(self._consumer, group)
         # The final commits of a member that leaves, until they are stored.
         self._final: Mapping[TopicPartition, Commit] = {}
         self._flow = Flow()
-        self._batch = worker.prefetch
-        self._hand_over_seconds = worker.grace_seconds + _HAND_OVER_MARGIN_SECONDS
+        self._batch = options.batch
+        self._hand_over_seconds = options.grace_seconds + _HAND_OVER_MARGIN_SECONDS
         self._sink: IntakeSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = threading.Event()
@@ -96,7 +102,7 @@ class KafkaIntake(Intake):
         self._loop = asyncio.get_running_loop()
         self._committed = self._loop.create_future()
         self._ended = self._loop.create_future()
-        threading.Thread(target=self._consume, name=f"taskline-intake-{self._topic}", daemon=True).start()
+        threading.Thread(target=self._consume, name=f"taskline-intake-{self._group}", daemon=True).start()
 
     def commit(self, commits: Mapping[TopicPartition, Commit]) -> Future[None]:
         """Store progress; see `Intake`."""
@@ -122,14 +128,17 @@ class KafkaIntake(Intake):
         await asyncio.wait((self._committed,), timeout=self._hand_over_seconds + _FINAL_COMMIT_SECONDS)
         _, late = await asyncio.wait((self._ended,), timeout=_CLOSE_SECONDS)
         if late:
-            log.warning("the consumer did not leave its group in time", topic=self._topic, group=self._group)
+            log.warning("the consumer did not leave its group in time", group=self._group)
 
     # ---- the consumer's thread -----------------------------------------------------------------------------------
 
     def _consume(self) -> None:
         try:
             self._consumer.subscribe(
-                [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                list(self._topics),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
             )
             while not self._ending.is_set():
                 gate = self._flow.wait()
@@ -151,7 +160,7 @@ class KafkaIntake(Intake):
             try:
                 step()
             except Exception as error:
-                log.warning("leaving the group failed", topic=self._topic, error=reason_of(error))
+                log.warning("leaving the group failed", group=self._group, error=reason_of(error))
             self._call(_resolve, over)
 
     def _read(self) -> None:
@@ -185,11 +194,13 @@ class KafkaIntake(Intake):
 
     def _report(self, error: Exception) -> None:
         if self._ending.is_set():
-            log.warning("consumer error while leaving", topic=self._topic, error=reason_of(error))
+            log.warning("consumer error while leaving", group=self._group, error=reason_of(error))
             return
-        log.error("intake failed", topic=self._topic, group=self._group, error=reason_of(error))
+        log.error("intake failed", group=self._group, error=reason_of(error))
         known = (
-            error if isinstance(error, TasklineError) else TasklineError(f"{self._topic}: {reason_of(error)}")
+            error
+            if isinstance(error, TasklineError)
+            else TasklineError(f"group {self._group}: {reason_of(error)}")
         )
         if known is not error:
             known.__cause__ = error
@@ -223,7 +234,7 @@ class KafkaIntake(Intake):
             self._offsets.store(final, attempts=1 if self._ending.is_set() else FINAL_ATTEMPTS)
         except Exception as error:
             # The next owner runs again what was done since the last commit that was stored.
-            log.warning("final commit failed", topic=self._topic, error=reason_of(error))
+            log.warning("final commit failed", group=self._group, error=reason_of(error))
         self._offsets.forget(names)
         self._let_go(consumer, names)
 
@@ -256,8 +267,8 @@ class KafkaIntake(Intake):
         except concurrent.futures.TimeoutError:
             log.error(  # noqa: TRY400 - the time-out itself explains nothing
                 "partitions were not handed over in time; they go uncommitted",
-                topic=self._topic,
-                partitions=[name.partition for name in names],
+                group=self._group,
+                partitions=[f"{name.topic}/{name.partition}" for name in names],
             )
             self._call(self._sink.lost, names)
         except Exception as error:
@@ -301,8 +312,9 @@ class KafkaIntake(Intake):
     def _judge(self, error: KafkaError, message: Message | None) -> None:
         kind = kind_of(error)
         if kind is ErrorKind.OFFSET_LOST:
+            topic = message.topic() if message is not None else ", ".join(self._topics)
             partition = None if message is None else message.partition()
-            self._fault = self._fault or OffsetLost(self._group, self._topic, partition, error.str())
+            self._fault = self._fault or OffsetLost(self._group, topic, partition, error.str())
         elif kind is ErrorKind.FATAL:
             self._fault = self._fault or KafkaException(error)
         elif kind is ErrorKind.NO_TOPIC:
@@ -310,25 +322,25 @@ class KafkaIntake(Intake):
         if kind is ErrorKind.PASSING and time.monotonic() < self._last_line + _QUIET_SECONDS:
             return
         self._last_line = time.monotonic()
-        log.warning(
-            "consumer error", topic=self._topic, group=self._group, kind=kind.name, error=reason_of(error)
-        )
+        log.warning("consumer error", group=self._group, kind=kind.name, error=reason_of(error))
 
     def _check_topic(self) -> None:
         """A missing topic may have been created a moment ago, or a broker be starting: ask before giving up."""
         if self._missing_since is None or time.monotonic() < self._missing_since + _NO_TOPIC_SECONDS:
             return
         self._missing_since = None
-        try:
-            found = self._consumer.list_topics(self._topic, timeout=_NO_TOPIC_SECONDS).topics[self._topic]
-        except KafkaException as error:
-            log.warning("topic can't be looked up", topic=self._topic, error=reason_of(error))
-            self._missing_since = time.monotonic()
-            return
-        if found.error is not None:
-            self._fault = WrongTopology(
-                (f"topic {self._topic}: {reason_of(found.error)}",), "taskline topics create"
-            )
+        problems: list[str] = []
+        for topic in self._topics:
+            try:
+                found = self._consumer.list_topics(topic, timeout=_NO_TOPIC_SECONDS).topics[topic]
+            except KafkaException as error:
+                log.warning("topic can't be looked up", topic=topic, error=reason_of(error))
+                self._missing_since = time.monotonic()
+                return
+            if found.error is not None:
+                problems.append(f"topic {topic}: {reason_of(found.error)}")
+        if problems:
+            self._fault = WrongTopology(problems, "taskline topics create")
 
     # ---- to the loop ------------------------------------------------------------------------------------------------------
 
