@@ -10,6 +10,12 @@ from typing import Protocol
 # Headers that route a dispatch record without decoding it (docs/reference: topics).
 HEADER_TASK_ID = "taskline-task-id"  # 16 bytes, as in the record
 HEADER_ATTEMPT = "taskline-attempt"  # ASCII decimal, from 1; absent: 1
+# Headers of a record that waits, or waited, in the delay tiers.
+HEADER_DUE = "taskline-due"  # ASCII decimal, ms since the epoch: not delivered earlier
+HEADER_TARGET = "taskline-target"  # the dispatch topic that it goes to; gone when it is there
+# Headers of another attempt.
+HEADER_DEATHS = "taskline-deaths"  # ASCII decimal: how many processes it has killed that ran nothing else
+HEADER_TRAIL = "taskline-trail"  # the errors of earlier attempts, bounded (taskline.workers.trail)
 # Headers that are added to bytes which go to the dead-letter topic verbatim.
 HEADER_CAUSE = "taskline-cause"
 HEADER_SOURCE = "taskline-source"  # topic/partition/offset

@@ -49,6 +49,25 @@ class Topics:
         return f"{self.namespace}tasks.dlq"
 
     @property
+    def scheduled(self) -> str:
+        """The topic of submissions that are not due yet; the delay role moves them into the tiers."""
+        return f"{self.namespace}tasks.scheduled"
+
+    @property
+    def delay_prefix(self) -> str:
+        """What the names of all delay tiers begin with."""
+        return f"{self.namespace}tasks.delay."
+
+    def delay(self, tier: str) -> str:
+        """The topic of a delay tier, by the tier's name."""
+        return f"{self.delay_prefix}{tier}"
+
+    @property
+    def delay_group(self) -> str:
+        """The consumer group that forwards what waits."""
+        return f"{self.namespace}taskline-delay"
+
+    @property
     def types(self) -> str:
         """The topic of task-type registrations (one partition, kept for ever)."""
         return f"{self.namespace}tasks.types"
@@ -89,6 +108,10 @@ def topology(settings: Settings) -> tuple[TopicSpec, ...]:
             fixed_partitions=fixed,
         )
 
+    def waiting(name: str) -> TopicSpec:
+        # The broker never deletes what is still owed; the delay role deletes what it has forwarded.
+        return spec(name, declared.delay_partitions, retention_ms="-1")
+
     return (
         *(
             spec(names.dispatch(queue, priority), declared.dispatch_partitions)
@@ -96,6 +119,18 @@ def topology(settings: Settings) -> tuple[TopicSpec, ...]:
             for priority in Priority
         ),
         spec(names.lifecycle, declared.lanes, fixed=True),
-        spec(names.dlq, declared.dlq_partitions, max_message_bytes=str(2 * declared.max_record_bytes)),
+        *(waiting(name) for name in waiting_topics(settings)),
+        spec(
+            names.dlq,
+            declared.dlq_partitions,
+            max_message_bytes=str(2 * declared.max_record_bytes),
+            retention_ms=str(round(declared.dlq_retention_days * _DAY_MS)),
+        ),
         spec(names.types, 1, fixed=True, retention_ms="-1"),
     )
+
+
+def waiting_topics(settings: Settings) -> tuple[str, ...]:
+    """The declared topics that the delay role reads: scheduled submissions, and the tiers."""
+    names = Topics(namespace=settings.kafka.namespace)
+    return (names.scheduled, *map(names.delay, settings.delay.tiers))

@@ -20,7 +20,7 @@ from taskline.errors import UndecodableRecord, UnknownSchema
 from taskline.schemas import events
 from taskline.schemas.contracts import Contract, contract, contracts
 from taskline.schemas.encoding import compile_encoder
-from taskline.schemas.events import RECORDS, Priority, Record
+from taskline.schemas.events import RECORDS, ErrorCategory, LetterAction, Priority, Record
 from taskline.schemas.ids import task_id_of
 
 SINGLE_OBJECT_MAGIC = b"\xc3\x01"
@@ -191,15 +191,38 @@ def _entries_in(entries: list[dict[str, Any]]) -> tuple[events.LifecycleEntry, .
     )
 
 
+def _errors_in(entries: list[dict[str, Any]]) -> tuple[events.AttemptError, ...]:
+    return tuple(
+        events.AttemptError(
+            **entry | {"category": _category_in(entry["category"]), "attempt": _int_in(entry["attempt"])}
+        )
+        for entry in entries
+    )
+
+
+def _category_in(value: str) -> ErrorCategory:
+    # A later version may know more categories; what follows from one has been decided by who wrote it.
+    try:
+        return ErrorCategory(value)
+    except ValueError:
+        return ErrorCategory.UNKNOWN
+
+
 # Fields whose Python type is not Avro's, or is wider; a field's name means the same in every record.
 _IN: dict[str, Callable[[Any], Any]] = {
     "attempt": _int_in,
     "max_retries": _int_in,
+    "generation": _int_in,
     "source_partition": _int_in,
     "task_id": _id_in,
     "root_id": _id_in,
     "replay_of": _id_in,
     "execution": _id_in,
+    "letter_id": _id_in,
+    "replayed_as": _id_in,
+    "category": _category_in,
+    "action": LetterAction,
+    "errors": _errors_in,
     "priority": {priority.value: priority for priority in Priority}.__getitem__,
     "events": _entries_in,
 }

@@ -16,6 +16,24 @@ from taskline.schemas.ids import TaskId
 MAX_BATCH_EVENTS = 4096
 
 
+class ErrorCategory(StrEnum):
+    """What kind of error ended an attempt; it decides what follows (taskline.workers.retry)."""
+
+    # A fault that passes by itself: a connection, a time-out of something called.
+    TRANSIENT = "transient"
+    # Somebody asks for less; often says when to come back.
+    RATE_LIMITED = "rate_limited"
+    # Somebody else's server is broken.
+    SERVER = "server"
+    # Another attempt can't help.
+    PERMANENT = "permanent"
+    # The attempt's own time limit.
+    TIMEOUT = "timeout"
+    # The process that ran the handler died.
+    CRASH = "crash"
+    UNKNOWN = "unknown"
+
+
 class Priority(StrEnum):
     """The three dispatch topics of a queue, most urgent first."""
 
@@ -43,6 +61,8 @@ class TaskSubmitted:
     idempotency_key: str | None = None
     affinity_key: str | None = None
     replay_of: TaskId | None = None
+    # How many replays led here.
+    generation: int = 0
     root_id: TaskId
     traceparent: str | None = None
 
@@ -99,6 +119,31 @@ class Failed(LifecycleEvent):
     message: str
     traceback: str | None = None
     retryable: bool
+    category: ErrorCategory = ErrorCategory.UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryScheduled(LifecycleEvent):
+    """The attempt failed, and the next one waits in a delay tier."""
+
+    due: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crashed(LifecycleEvent):
+    """The process that ran the handler died under it."""
+
+    execution: TaskId
+    cause: str
+    # True: nothing else ran in it, so the death is this task's own and spends an attempt.
+    alone: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expired(LifecycleEvent):
+    """Not worth starting any more."""
+
+    ends: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +172,18 @@ class LifecycleBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptError:
+    """Why one attempt failed, in short."""
+
+    attempt: int
+    at: int
+    worker: str
+    category: ErrorCategory
+    error_class: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
     """A task that ended on the dead-letter topic, with all that its replay needs."""
 
@@ -140,10 +197,34 @@ class DeadLetter:
     traceback: str | None = None
     worker: str
     at: int
+    category: ErrorCategory = ErrorCategory.UNKNOWN
+    # Oldest first; of too many, the first and the newest.
+    errors: tuple[AttemptError, ...] = ()
     source_topic: str
     source_partition: int
     source_offset: int
     submission: bytes
+
+
+class LetterAction(StrEnum):
+    """What was done about a dead letter."""
+
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetterResolved:
+    """Somebody replayed or discarded a dead letter."""
+
+    letter_id: TaskId
+    tenant: str
+    letter_at: int
+    action: LetterAction
+    at: int
+    by: str
+    replayed_as: TaskId | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,14 +240,26 @@ class TaskTypeRegistered:
     at: int
 
 
-Record = TaskSubmitted | LifecycleEvent | LifecycleBatch | DeadLetter | TaskTypeRegistered
+Record = (
+    TaskSubmitted | LifecycleEvent | LifecycleBatch | DeadLetter | DeadLetterResolved | TaskTypeRegistered
+)
 
-LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (Started, Released, Succeeded, Failed, DeadLettered)
+LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (
+    Started,
+    Released,
+    Succeeded,
+    Failed,
+    RetryScheduled,
+    Crashed,
+    Expired,
+    DeadLettered,
+)
 RECORDS: tuple[type[Record], ...] = (
     TaskSubmitted,
     *LIFECYCLE_EVENTS,
     LifecycleBatch,
     DeadLetter,
+    DeadLetterResolved,
     TaskTypeRegistered,
 )
 

@@ -99,6 +99,10 @@ class InvalidResult(TasklineError):
     """What a handler returned can't be recorded: it is not JSON, or larger than the limit."""
 
 
+class SoftTimeout(TasklineError):
+    """Raised inside a handler when its soft time limit has passed: finish now, the hard limit is near."""
+
+
 class InvalidSettings(TasklineError):
     """A setting is unknown or has an impossible value; the message names it and the nearest right name."""
 

@@ -8,6 +8,7 @@ Sources, strongest first: explicit overrides, environment (`TASKLINE_KAFKA__BOOT
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,7 +26,25 @@ _NOT_SETTINGS = frozenset({"TASKLINE_CACHE_DIR", "TASKLINE_CONFIG"})
 _TEST_PREFIX = "TASKLINE_TEST_"
 
 QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+_DURATION = r"([1-9][0-9]{0,8})(ms|s|m|h|d)"
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Steps of about two: a delay takes fewest hops then.
+_DEFAULT_TIERS = ("500ms", "1s", "2s", "5s", "10s", "20s", "1m", "2m", "5m", "10m", "20m", "1h", "2h", "5h", "12h", "1d", "2d", "7d")  # fmt: skip
+# Lists of names, which a variable gives separated by commas.
+_LISTS = frozenset({"queues", "tiers"})
 QueueName = Annotated[str, Field(pattern=QUEUE_NAME)]
+
+
+def duration_ms(text: str) -> int:
+    """A duration in milliseconds from a whole number with its unit (500ms, 20m, 7d).
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    matched = re.fullmatch(_DURATION, text)
+    if matched is None:
+        raise ValueError(f"{text!r} is no duration: a whole number and ms, s, m, h or d")
+    return int(matched[1]) * _UNIT_MS[matched[2]]
 
 
 class _Section(BaseModel):
@@ -76,6 +95,12 @@ class TopicSettings(_Section):
         description="Partitions of tasks.lifecycle: the most projector processes that work at once. Fixed when created.",
     )
     dlq_partitions: int = Field(3, ge=1, le=1000, description="Partitions of tasks.dlq. May grow.")
+    delay_partitions: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Partitions of tasks.scheduled and of each delay tier: the most delay processes that work at once. May grow.",
+    )
     replication_factor: int = Field(1, ge=1, le=9, description="Copies of each partition. Production: 3.")
     min_insync_replicas: int = Field(
         1, ge=1, le=9, description="Copies that must have a record before it is acknowledged. Production: 2."
@@ -83,7 +108,10 @@ class TopicSettings(_Section):
     retention_days: float = Field(
         30,
         gt=0,
-        description="How long the log keeps dispatch, lifecycle and dead-letter records; at least task_retention_days.",
+        description="How long the log keeps dispatch and lifecycle records; at least task_retention_days.",
+    )
+    dlq_retention_days: float = Field(
+        14, gt=0, description="How long dead letters can be listed and replayed, in the log and in the view."
     )
     max_record_bytes: int = Field(
         1_048_576,
@@ -198,6 +226,64 @@ class WorkerSettings(_Section):
     threads: int = Field(16, ge=1, le=1_000, description="Threads for plain (not async) handlers.")
 
 
+class DelaySettings(_Section):
+    """How tasks wait: delayed submissions and retries."""
+
+    tiers: tuple[str, ...] = Field(
+        _DEFAULT_TIERS,
+        min_length=1,
+        description="Lengths of the delay topics (ms, s, m, h, d). More: fewer hops per delay; fewer: fewer topics. One that is taken out is still emptied by the delay role, and can be deleted then.",
+    )
+    buffer_records: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="Records per partition that the delay role holds in memory; what waits beyond them stays in the log.",
+    )
+    buffer_bytes: int = Field(
+        262_144, ge=1_024, description="Bytes per partition that the delay role holds in memory."
+    )
+    near_records: int = Field(
+        4_000,
+        ge=1,
+        le=1_000_000,
+        description="As buffer_records, for the shortest tier, whose records leave in the order in which they are due: more of them due within its length make each other late.",
+    )
+    near_bytes: int = Field(4_194_304, ge=1_024, description="As buffer_bytes, for the shortest tier.")
+    commit_interval_seconds: float = Field(
+        0.5,
+        gt=0,
+        description="How often progress is committed. Longer: cheaper, more to repeat after a crash.",
+    )
+    purge_interval_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="How often the delay role deletes what it has forwarded from the delay topics.",
+    )
+
+    @field_validator("tiers")
+    @classmethod
+    def _durations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        lengths = [duration_ms(name) for name in value]
+        if lengths != sorted(set(lengths)):
+            raise ValueError("tiers stand in ascending order, each length once")
+        return value
+
+
+class DeadLetterSettings(_Section):
+    """How dead letters are replayed."""
+
+    max_generations: int = Field(
+        5,
+        ge=1,
+        le=1_000,
+        description="How often a task may be replayed, replays of its replays included; a task that dies each time must not go round for ever.",
+    )
+    replay_rate: float = Field(
+        100.0, gt=0, description="Replays per second of `taskline dlq replay`, unless it is told otherwise."
+    )
+
+
 class ProjectorSettings(_Section):
     """How the log is folded into the view."""
 
@@ -274,6 +360,8 @@ class Settings(_Section):
     schemas: SchemaSettings = SchemaSettings()
     producer: ProducerSettings = ProducerSettings()
     worker: WorkerSettings = WorkerSettings()
+    delay: DelaySettings = DelaySettings()
+    dlq: DeadLetterSettings = DeadLetterSettings()
     projector: ProjectorSettings = ProjectorSettings()
     api: ApiSettings = ApiSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -348,7 +436,7 @@ def _from_environment(environ: Mapping[str, str]) -> Mapping[str, Mapping[str, A
         section, separator, name = variable.removeprefix(ENV_PREFIX).lower().partition("__")
         if not separator:
             raise InvalidSettings(f"{variable} names no setting{_hint(variable, _all_variables())}")
-        found.setdefault(section, {})[name] = value.split(",") if name == "queues" else value
+        found.setdefault(section, {})[name] = value.split(",") if name in _LISTS else value
     return found
 
 

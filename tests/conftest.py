@@ -76,7 +76,8 @@ def make_settings(servers: Servers, keyspace: str, **sections: dict[str, object]
             "namespace": f"t{secrets.token_hex(4)}.",
             "session_timeout_ms": 6_000,
         },
-        "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 1},
+        "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 1, "delay_partitions": 1},
+        "delay": {"tiers": ("200ms", "1s", "5s")},
         "cassandra": {
             "contact_points": servers.contact_points,
             "port": servers.cassandra_port,

@@ -34,6 +34,8 @@ class Admitted:
     submission: TaskSubmitted
     attempt: int
     task: Task
+    # The payload as plain values, which any process can be sent; `Task.instance` makes the handler's argument of it.
+    value: Any
     # The handler's argument.
     payload: Any
 
@@ -88,19 +90,20 @@ def admit(record: InRecord, registry: Registry, codec: Codec, types: WriterSchem
             error=UnknownTaskType(submission.task_type, registry.names),
         )
     try:
-        payload = _payload(submission, task, types)
+        value = _value(submission, task, types)
+        payload = task.instance(value)
     except Exception as error:
         # Decoders and users' own validators raise what they like; one bad payload must not stop the others.
         rejection = Rejected(submission=submission, attempt=attempt, reason=PAYLOAD_UNDECODABLE, error=error)
         return NotYet(rejection=rejection) if isinstance(error, _UnknownWriterError) else rejection
-    return Admitted(submission=submission, attempt=attempt, task=task, payload=payload)
+    return Admitted(submission=submission, attempt=attempt, task=task, value=value, payload=payload)
 
 
 class _UnknownWriterError(UndecodablePayload):
     """The payload's schema is not in the type directory."""
 
 
-def _payload(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any:  # noqa: ANN401 - a payload
+def _value(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any:  # noqa: ANN401 - a payload
     fingerprint, own = submission.payload_fingerprint, task.type.schema
     if (
         fingerprint is not None
@@ -109,7 +112,7 @@ def _payload(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any
         and types.writer_schema(fingerprint) is None
     ):
         raise _UnknownWriterError(f"written under schema {fingerprint.hex()}, which nobody has registered")
-    return task.instance(task.type.decode(submission.payload, fingerprint, types.writer_schema))
+    return task.type.decode(submission.payload, fingerprint, types.writer_schema)
 
 
 def _attempt(header: bytes | None) -> int | None:

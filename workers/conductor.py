@@ -136,7 +136,8 @@ async def _guarded(run: Execution, admitted: Admitted, ctx: TaskContext) -> None
     """The handler in an asyncio task of its own; whatever it raises ends here, SystemExit and KeyboardInterrupt too."""
     assert run.executor is not None and run.ended is not None  # noqa: S101, PT018 - set by the caller
     try:
-        run.result = await run.executor.run(admitted.task, admitted.payload, ctx)
+        payload = admitted.value if run.executor.remote else admitted.payload
+        run.result = await run.executor.run(admitted.task, payload, ctx)
     except BaseException as error:
         run.error = error
     finally:

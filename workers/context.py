@@ -31,6 +31,8 @@ class TaskContext:
     priority: Priority
     # When this execution is stopped, in ms since the epoch.
     deadline_ms: int
+    # When `SoftTimeout` is raised in the handler, likewise; None: it is not.
+    soft_deadline_ms: int | None = None
     traceparent: str | None = None
 
     @property

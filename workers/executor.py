@@ -14,9 +14,11 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taskline.workers.context import TaskContext
+from taskline.workers.failure import Failure
 from taskline.workers.registry import Task
 
 
@@ -27,11 +29,15 @@ class Executor(Protocol):
     interruptible: bool
     # How many handlers it runs at once; None: as many as it is given.
     capacity: int | None
+    # True: `run` is given the payload as plain values (`Admitted.value`), since it crosses to another process.
+    remote: bool
 
     async def run(self, task: Task, payload: Any, ctx: TaskContext) -> Any:  # noqa: ANN401 - a handler's own types
-        """Run the task's handler to its end.
+        """Run the task's handler to its end; what it returned, or an `EncodedResult`.
 
         Raises:
+            ChildDied: the process in which it ran died.
+            HandlerFailed: it raised, in another process.
             BaseException: whatever the handler raised.
         """
         ...
@@ -45,11 +51,38 @@ class HandlerAbandoned(Exception):
     """The worker left while the handler was still running."""
 
 
+class ChildDied(Exception):
+    """The process that ran the handler died under it."""
+
+    def __init__(self, cause: str, *, alone: bool) -> None:
+        """Say how it ended; `alone`: nothing else ran in it, so that the handler is to blame."""
+        self.cause = cause
+        self.alone = alone
+        super().__init__(cause)
+
+
+class HandlerFailed(Exception):
+    """A handler raised in another process, where its error was described and judged."""
+
+    def __init__(self, failure: Failure) -> None:
+        """Carry what is known of the error."""
+        self.failure = failure
+        super().__init__(failure.info.message)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedResult:
+    """What a handler returned in another process: JSON in UTF-8, within the limit (None: nothing)."""
+
+    data: bytes | None
+
+
 class InlineExecutor:
     """Runs handlers on the event loop: coroutines, and plain functions that are known to return at once (tests)."""
 
     interruptible = True
     capacity: int | None = None
+    remote = False
 
     async def run(self, task: Task, payload: Any, ctx: TaskContext) -> Any:  # noqa: ANN401 - a handler's own types
         """Call the handler, and await what it returns if it is a coroutine function."""
@@ -72,6 +105,7 @@ class ThreadExecutor:
     """
 
     interruptible = False
+    remote = False
 
     def __init__(self, threads: int) -> None:
         """Use at most `threads` threads, made as they are needed."""

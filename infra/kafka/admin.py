@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from taskline.errors import InvalidSettings, WrongTopology
 from taskline.infra.kafka.drift import ObservedTopic, Problem, drifted, problems_of
-from taskline.infra.kafka.offsets import Seed, SeedAt, committed, seed_offsets
+from taskline.infra.kafka.offsets import GroupTopic, Seed, committed, seed_offsets
 from taskline.infra.kafka.requests import (
     CHECK_TIMEOUT_SECONDS,
     CREATE_TIMEOUT_SECONDS,
     TopicRequests,
     admin_client,
 )
-from taskline.infra.topics import Topics, TopicSpec, topology
+from taskline.infra.topics import Topics, TopicSpec, topology, waiting_topics
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
 
@@ -82,30 +82,34 @@ def create_topics(
         remaining = [problem for spec in specs for problem in problems_of(spec, present[spec.name])]
         if remaining:
             raise WrongTopology(map(str, remaining), DESCRIBE_COMMAND)
-        groups = _worker_groups(settings, settings.topics.queues)
+        readers = (*_worker_groups(settings, settings.topics.queues), *_delay_group(settings))
         partitions = {name: seen.partitions for name, seen in present.items()}
-        found = committed(settings.kafka, groups, partitions, timeout_seconds)
-        seeds = {
-            group: SeedAt(topic=topic, seed="earliest" if topic in created else seed)
-            for group, topic in groups.items()
-            if not found[group]
+        found = committed(settings.kafka, readers, partitions, timeout_seconds)
+        seeds: dict[GroupTopic, Seed | None] = {
+            reader: "earliest" if reader.topic in created else seed for reader in readers if not found[reader]
         }
         refused = seed_offsets(admin, seeds, partitions, timeout_seconds)
         if refused:
             raise WrongTopology(
                 [
-                    f"group {group} has no offsets, but {groups[group]} has records: say where it begins"
-                    for group in refused
+                    f"group {reader.group} has no offsets, but {reader.topic} has records: say where it begins"
+                    for reader in refused
                 ],
                 SEED_COMMAND,
             )
-    return CreateReport(created=tuple(created), grown=grown, altered=altered, seeded=tuple(seeds))
+    return CreateReport(
+        created=tuple(created),
+        grown=grown,
+        altered=altered,
+        seeded=tuple(dict.fromkeys(reader.group for reader in seeds)),
+    )
 
 
 def check_topology(
     settings: Settings,
     *,
     queues: Collection[str] | None = None,
+    delays: bool = False,
     timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
 ) -> None:
     """Refuse a cluster on which a role could not keep its promises.
@@ -114,6 +118,7 @@ def check_topology(
         settings: what is declared, and where.
         queues: the queues whose dispatch topics *and* worker groups the role needs, besides the topics that have no
             queue; None: every declared topic and no group (what the projector and the API need).
+        delays: whether the role forwards what waits, so that the delay group must have its places.
         timeout_seconds: for each request.
 
     Raises:
@@ -128,7 +133,7 @@ def check_topology(
             [f"queue {queue!r} is not among the declared ones (topics.queues)" for queue in undeclared],
             CREATE_COMMAND,
         )
-    groups = _worker_groups(settings, queues or ())
+    readers = _worker_groups(settings, queues or ()) + (_delay_group(settings) if delays else ())
     specs = topology(settings) if queues is None else _needed(settings, queues)
     with admin_client(settings.kafka) as admin:
         observed = TopicRequests(admin, timeout_seconds).observe(specs)
@@ -137,11 +142,11 @@ def check_topology(
             mendable = any(problem.mendable for problem in problems)
             raise WrongTopology(map(str, problems), CREATE_COMMAND if mendable else DESCRIBE_COMMAND)
         partitions = {seen.name: seen.partitions for seen in observed.values() if seen}
-        found = committed(settings.kafka, groups, partitions, timeout_seconds)
+        found = committed(settings.kafka, readers, partitions, timeout_seconds)
     unseeded = [
-        f"group {group} has no offsets on {topic}, so it has no place to begin"
-        for group, topic in groups.items()
-        if not found[group]
+        f"group {reader.group} has no offsets on {reader.topic}, so it has no place to begin"
+        for reader in readers
+        if not found[reader]
     ]
     if unseeded:
         raise WrongTopology(unseeded, SEED_COMMAND)
@@ -200,11 +205,15 @@ def _needed(settings: Settings, queues: Collection[str]) -> list[TopicSpec]:
     return [spec for spec in topology(settings) if spec.name not in others]
 
 
-def _worker_groups(settings: Settings, queues: Collection[str]) -> dict[str, str]:
-    """Worker group → the dispatch topic that it consumes."""
+def _worker_groups(settings: Settings, queues: Collection[str]) -> tuple[GroupTopic, ...]:
     names = Topics(namespace=settings.kafka.namespace)
-    return {
-        names.worker_group(queue, priority): names.dispatch(queue, priority)
+    return tuple(
+        GroupTopic(names.worker_group(queue, priority), names.dispatch(queue, priority))
         for queue in queues
         for priority in Priority
-    }
+    )
+
+
+def _delay_group(settings: Settings) -> tuple[GroupTopic, ...]:
+    group = Topics(namespace=settings.kafka.namespace).delay_group
+    return tuple(GroupTopic(group, topic) for topic in waiting_topics(settings))

@@ -6,10 +6,9 @@ Invariant: an offset that a group has committed is never changed here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -21,26 +20,27 @@ from taskline.settings import KafkaSettings
 Seed = Literal["earliest", "latest"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeedAt:
-    """Where a group without offsets begins."""
+class GroupTopic(NamedTuple):
+    """A consumer group and a topic that it reads."""
 
+    group: str
     topic: str
-    # None: only if the topic is empty, so that there is nothing to choose.
-    seed: Seed | None
 
 
 def committed(
-    kafka: KafkaSettings, groups: Mapping[str, str], partitions: Mapping[str, int], timeout_seconds: float
-) -> dict[str, dict[int, int]]:
-    """The committed offsets of each group on its topic; partitions without one are left out.
+    kafka: KafkaSettings,
+    readers: Iterable[GroupTopic],
+    partitions: Mapping[str, int],
+    timeout_seconds: float,
+) -> dict[GroupTopic, dict[int, int]]:
+    """The committed offsets of each group on each of its topics; partitions without one are left out.
 
     Asked by a consumer of each group, which joins nothing: librdkafka's admin client crashes the process when the group's
     coordinator is not ready (librdkafka #5040), as on a cluster that has just started.
 
     Args:
         kafka: how to reach the log.
-        groups: group → topic.
+        readers: which group reads which topic.
         partitions: topic → number of partitions.
         timeout_seconds: for all groups together.
 
@@ -49,13 +49,19 @@ def committed(
         TasklineError: the broker refused; chained.
     """
     deadline = time.monotonic() + timeout_seconds
+    asked = tuple(readers)
     with ExitStack() as consumers:
         # All first, so that they connect at the same time.
-        asked = {group: consumers.enter_context(_outsider(kafka, group)) for group in groups}
-        return {
-            group: _committed(consumer, groups[group], partitions[groups[group]], deadline)
-            for group, consumer in asked.items()
+        outsiders = {
+            group: consumers.enter_context(_outsider(kafka, group))
+            for group in dict.fromkeys(reader.group for reader in asked)
         }
+        found: dict[GroupTopic, dict[int, int]] = {reader: {} for reader in asked}
+        for group, consumer in outsiders.items():
+            topics = [reader.topic for reader in asked if reader.group == group]
+            for place in _committed(consumer, topics, partitions, deadline):
+                found[GroupTopic(group, place.topic)][place.partition] = place.offset
+        return found
 
 
 @contextmanager
@@ -72,18 +78,20 @@ def _outsider(kafka: KafkaSettings, group: str) -> Iterator[Consumer]:
         consumer.close()
 
 
-def _committed(consumer: Consumer, topic: str, partitions: int, deadline: float) -> dict[int, int]:
-    places = [TopicPartition(topic, number) for number in range(partitions)]
+def _committed(
+    consumer: Consumer, topics: Iterable[str], partitions: Mapping[str, int], deadline: float
+) -> list[TopicPartition]:
+    places = [TopicPartition(topic, number) for topic in topics for number in range(partitions[topic])]
     while True:
         left = max(RETRY_SECONDS, deadline - time.monotonic())
         try:
             answers = _checked(consumer.committed(places, timeout=left))
         except KafkaException as error:
             if not is_not_ready(error) or time.monotonic() >= deadline:
-                raise translated(error, f"reading group offsets on {topic}") from error
+                raise translated(error, f"reading group offsets on {places[0].topic}") from error
             time.sleep(RETRY_SECONDS)
         else:
-            return {each.partition: each.offset for each in answers if each.offset >= 0}
+            return [each for each in answers if each.offset >= 0]
 
 
 def _checked(places: list[TopicPartition]) -> list[TopicPartition]:
@@ -94,38 +102,46 @@ def _checked(places: list[TopicPartition]) -> list[TopicPartition]:
 
 
 def seed_offsets(
-    admin: AdminClient, seeds: Mapping[str, SeedAt], partitions: Mapping[str, int], timeout_seconds: float
-) -> list[str]:
-    """Commit a first offset on every partition for each group.
+    admin: AdminClient,
+    seeds: Mapping[GroupTopic, Seed | None],
+    partitions: Mapping[str, int],
+    timeout_seconds: float,
+) -> list[GroupTopic]:
+    """Commit a first offset on every partition for each reader.
 
     Args:
         admin: the client to ask with.
-        seeds: group → where it begins; none of them has an offset on its topic.
+        seeds: where each begins; none of them has an offset. None: only if its topic is empty, so that there is nothing
+            to choose.
         partitions: topic → number of partitions.
         timeout_seconds: for each round of requests.
 
     Returns:
-        The groups that would need a choice; if there is one, nothing was changed.
+        Those that would need a choice; if there is one, nothing was changed.
     """
     if not seeds:
         return []
-    topics = sorted({at.topic for at in seeds.values()})
+    topics = sorted({reader.topic for reader in seeds})
     earliest = _bounds(admin, topics, partitions, OffsetSpec.earliest(), timeout_seconds)
     latest = _bounds(admin, topics, partitions, OffsetSpec.latest(), timeout_seconds)
     refused = [
-        group for group, at in seeds.items() if at.seed is None and earliest[at.topic] != latest[at.topic]
+        reader
+        for reader, seed in seeds.items()
+        if seed is None and earliest[reader.topic] != latest[reader.topic]
     ]
     if refused:
         return refused
-    begins = {}
-    for group, at in seeds.items():
-        begin = (latest if at.seed == "latest" else earliest)[at.topic]
-        places = [TopicPartition(at.topic, number, offset) for number, offset in begin.items()]
-        begins[group] = ConsumerGroupTopicPartitions(group, places)
+    places: dict[str, list[TopicPartition]] = {}
+    for reader, seed in seeds.items():
+        begin = (latest if seed == "latest" else earliest)[reader.topic]
+        places.setdefault(reader.group, []).extend(
+            TopicPartition(reader.topic, number, offset) for number, offset in begin.items()
+        )
+    begins = {group: ConsumerGroupTopicPartitions(group, each) for group, each in places.items()}
     ask(
         lambda seconds: {
-            group: admin.alter_consumer_group_offsets([places], request_timeout=seconds)[group]
-            for group, places in begins.items()
+            group: admin.alter_consumer_group_offsets([begin], request_timeout=seconds)[group]
+            for group, begin in begins.items()
         },
         "seeding group offsets",
         timeout_seconds,

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from taskline.errors import Unavailable, WrongTopology
 from taskline.infra.kafka.admin import check_topology, create_topics, describe_topics
 from taskline.infra.kafka.cli import topics
-from taskline.infra.kafka.offsets import committed
+from taskline.infra.kafka.offsets import GroupTopic, committed
 from taskline.infra.kafka.requests import TopicRequests, admin_client
 from taskline.infra.topics import Topics, topology
 from taskline.schemas.events import Priority
@@ -37,14 +37,15 @@ def names(settings: Settings) -> Topics:
 
 def offsets(settings: Settings) -> dict[str, dict[int, int]]:
     declared = names(settings)
-    groups = {
-        declared.worker_group("default", priority): declared.dispatch("default", priority)
+    readers = [
+        GroupTopic(declared.worker_group("default", priority), declared.dispatch("default", priority))
         for priority in Priority
-    }
+    ]
     with admin_client(settings.kafka) as admin:
         seen = TopicRequests(admin, SECONDS).observe(topology(settings))
         partitions = {each.name: each.partitions for each in seen.values() if each}
-        return committed(settings.kafka, groups, partitions, SECONDS)
+        found = committed(settings.kafka, readers, partitions, SECONDS)
+        return {reader.group: places for reader, places in found.items()}
 
 
 def produce(settings: Settings, topic: str, count: int) -> None:
@@ -100,7 +101,7 @@ def test_a_fresh_cluster_is_refused_and_then_made(settings: Settings) -> None:
     report = create_topics(settings)
 
     assert set(report.created) == {spec.name for spec in topology(settings)}
-    assert len(report.seeded) == 3
+    assert len(report.seeded) == 4
     check_topology(settings)
     check_topology(settings, queues=["default"])
     assert all(each.problems == () for each in describe_topics(settings))
@@ -176,7 +177,7 @@ def test_groups_without_offsets_on_empty_topics_begin_by_themselves(settings: Se
     with pytest.raises(WrongTopology, match="has no offsets") as caught:
         check_topology(settings, queues=["default"])
     assert caught.value.command == "taskline topics create --seed earliest|latest"
-    assert len(create_topics(settings).seeded) == 3
+    assert len(create_topics(settings).seeded) == 4
     check_topology(settings, queues=["default"])
 
 

@@ -188,8 +188,9 @@ class RealSystem(System):
 
     def _committed(self, group: str, place: tuple[str, int]) -> int:
         topic, number = place
-        found = offsets.committed(self.settings.kafka, {group: topic}, {topic: number + 1}, REQUEST_SECONDS)
-        return found[group].get(number, -1)
+        reader = offsets.GroupTopic(group, topic)
+        found = offsets.committed(self.settings.kafka, [reader], {topic: number + 1}, REQUEST_SECONDS)
+        return found[reader].get(number, -1)
 
     # ---- roles -------------------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from taskline.schemas.events import RECORDS, LifecycleEntry
+from taskline.schemas.events import RECORDS, AttemptError, LifecycleEntry
 
 _LONG = st.integers(-(2**63), 2**63 - 1)
 _INT = st.integers(-(2**31), 2**31 - 1)
 # Avro ints among the integer fields; all others are longs.
-_INTS = {"attempt", "max_retries", "source_partition"}
+_INTS = {"attempt", "generation", "max_retries", "source_partition"}
 
 
 def records(kind: type[Any]) -> st.SearchStrategy[Any]:
@@ -50,6 +50,8 @@ def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
         return _INT if name in _INTS else _LONG
     if hint == tuple[LifecycleEntry, ...]:
         return st.lists(records(LifecycleEntry), max_size=4).map(tuple)
+    if hint == tuple[AttemptError, ...]:
+        return st.lists(records(AttemptError), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     simple: dict[Any, st.SearchStrategy[Any]] = {

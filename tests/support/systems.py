@@ -26,7 +26,8 @@ from taskline.testing import InMemoryTaskline
 
 # Of both systems: few slots, so that work piles up; short intervals, so that the suite does not wait for them.
 COMMON_SETTINGS: dict[str, dict[str, Any]] = {
-    "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 2},
+    "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 2, "delay_partitions": 2},
+    "delay": {"tiers": ("200ms", "500ms", "1s", "2s", "5s")},
     "worker": {
         "concurrency": 6,
         "commit_interval_seconds": 0.2,
