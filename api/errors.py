@@ -60,9 +60,16 @@ def _unknown_type(error: UnknownTaskType) -> ProblemError:
     )
 
 
+# Options whose field has another name here.
+_FIELD_OF = {"delay": "delay_seconds", "not_before": "scheduled_at"}
+
+
 def _option(error: InvalidOption) -> ProblemError:
-    entry = {"pointer": f"/{error.option}", "detail": str(error)}
-    return ProblemError(problems.INVALID_FIELDS, str(error), members={"errors": [entry]})
+    field = _FIELD_OF.get(error.option, error.option)
+    detail = f"{field}: {error.reason}"
+    return ProblemError(
+        problems.INVALID_FIELDS, detail, members={"errors": [{"pointer": f"/{field}", "detail": detail}]}
+    )
 
 
 def _http(error: HTTPException) -> ProblemError:

@@ -17,6 +17,8 @@ EXAMPLES: dict[str, list[JsonValue]] = {
             "task_type": "mail.send",
             "payload": {"to": "ada@example.org"},
             "affinity_key": "account-42",
+            "delay_seconds": 90,
+            "start_by": "2026-11-29T18:00:00Z",
         },
     ],
     "TaskAccepted": [
@@ -24,6 +26,7 @@ EXAMPLES: dict[str, list[JsonValue]] = {
             "task_id": EXAMPLE_ID,
             "status": "pending",
             "created_at": _CREATED,
+            "scheduled_at": None,
             "task_type": "geo.nearest",
             "priority": "high",
             "queue": "default",

@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from taskline.api.examples import EXAMPLES
+from taskline.api.instants import instant_of
+from taskline.infra.tiers import MAX_DELAY_SECONDS
 from taskline.producers.submission import MAX_NAME_CHARS, MAX_TIMEOUT_SECONDS
 from taskline.schemas.events import Priority
 from taskline.schemas.types import MAX_RETRIES
@@ -20,6 +22,12 @@ from taskline.state.fold import Outcome
 from taskline.state.status import TaskStatus
 
 PriorityName = Literal["high", "normal", "low"]
+# Text in a strict model would not become a datetime; a number is refused, since nobody can tell seconds from milliseconds.
+Instant = Annotated[
+    AwareDatetime,
+    BeforeValidator(instant_of, json_schema_input_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
 
 
 class TaskSubmission(BaseModel):
@@ -57,6 +65,25 @@ class TaskSubmission(BaseModel):
             description="Tasks of one priority with the same key go to the same partition, in order of acceptance.",
         ),
     ] = None
+    delay_seconds: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=MAX_DELAY_SECONDS,
+            allow_inf_nan=False,
+            description="It does not start earlier than so long from now: 0, or from 0.1 s to 365 days. Not beside scheduled_at.",
+        ),
+    ] = None
+    scheduled_at: Annotated[
+        Instant | None,
+        Field(
+            description="It does not start earlier than this instant, at most 365 days ahead; one in the past means at once."
+        ),
+    ] = None
+    start_by: Annotated[
+        Instant | None,
+        Field(description="An instant after which it is not worth starting: then it ends as expired."),
+    ] = None
 
 
 class _Answer(BaseModel):
@@ -70,8 +97,9 @@ class TaskAccepted(_Answer):
     model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskAccepted"]})
 
     task_id: UUID
-    status: Literal["pending"]
+    status: Literal["pending", "scheduled"]
     created_at: datetime
+    scheduled_at: Annotated[datetime | None, Field(description="It does not start earlier.")]
     task_type: str
     priority: Priority
     queue: str

@@ -103,8 +103,11 @@ def accepted_json(submission: TaskSubmitted) -> bytes:
     return orjson.dumps(
         {
             "task_id": submission.task_id,
-            "status": "pending",
+            "status": "scheduled" if submission.delayed else "pending",
             "created_at": instant(from_ms(created_at_ms(submission.task_id))),
+            "scheduled_at": None
+            if submission.not_before is None
+            else instant(from_ms(submission.not_before)),
             "task_type": submission.task_type,
             "priority": submission.priority,
             "queue": submission.queue,

@@ -81,6 +81,9 @@ class Submissions:
             max_retries=request.max_retries,
             tenant=tenant,
             affinity_key=request.affinity_key,
+            delay=request.delay_seconds,
+            not_before=request.scheduled_at,
+            start_by=request.start_by,
             traceparent=traceparent,
         )
         submission = build_submission(

@@ -134,3 +134,10 @@ def waiting_topics(settings: Settings) -> tuple[str, ...]:
     """The declared topics that the delay role reads: scheduled submissions, and the tiers."""
     names = Topics(namespace=settings.kafka.namespace)
     return (names.scheduled, *map(names.delay, settings.delay.tiers))
+
+
+def projected_topics(settings: Settings) -> tuple[str, ...]:
+    """The topics that a projector reads."""
+    names = Topics(namespace=settings.kafka.namespace)
+    dispatch = (names.dispatch(queue, priority) for queue in settings.topics.queues for priority in Priority)
+    return (*dispatch, names.scheduled, names.lifecycle)

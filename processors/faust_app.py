@@ -38,8 +38,7 @@ from faust.types.tuples import TP
 
 from taskline.errors import MissingExtra, TasklineError
 from taskline.infra.log import InRecord, Position
-from taskline.infra.topics import Topics
-from taskline.processors.group_watch import projected_topics
+from taskline.infra.topics import Topics, projected_topics
 from taskline.processors.projection import Partition
 from taskline.settings import KafkaSettings, Settings
 

@@ -11,20 +11,12 @@ from collections.abc import Collection, Mapping
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from taskline.infra.kafka.client import client_config, new_client
-from taskline.infra.topics import Topics
+from taskline.infra.topics import Topics, projected_topics
 from taskline.processors.projection import Partition
-from taskline.schemas.events import Priority
 from taskline.settings import Settings
 
 # For each request; a look that takes longer is no look, and the next one comes soon.
 _TIMEOUT_SECONDS = 5.0
-
-
-def projected_topics(settings: Settings) -> tuple[str, ...]:
-    """The topics that a projector reads."""
-    topics = Topics(namespace=settings.kafka.namespace)
-    dispatch = (topics.dispatch(queue, priority) for queue in settings.topics.queues for priority in Priority)
-    return (*dispatch, topics.lifecycle)
 
 
 class GroupWatch:

@@ -12,7 +12,9 @@ What can't be projected:
   so its partition *halts* before it: nothing from there on is settled until a projector that knows it takes over.
 - Undecodable dispatch records are the workers' to dead-letter, since they consume the same topic: counted only. One under
   an unknown schema halts its partition only if its header names a task; garbage that happens to start as a frame has none.
-- Re-dispatches (attempt header above 1) carry the submission once more: skipped unread.
+- Re-dispatches (attempt header above 1) carry the submission once more: skipped unread. A first attempt that has waited carries it
+  once more too, and marks its task as dispatched.
+- A submission that replays a dead task marks that task.
 - What nobody may remember any longer (retain_until) is skipped.
 """
 
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from taskline.errors import UndecodableRecord, UnknownSchema
 from taskline.infra.log import (
     HEADER_ATTEMPT,
+    HEADER_DUE,
     HEADER_TASK_ID,
     InRecord,
     OutRecord,
@@ -45,7 +48,7 @@ from taskline.schemas.events import (
 from taskline.schemas.ids import MAX_CLOCK_AHEAD_MS, TaskId, bucket_of, created_at_ms, lane_of
 from taskline.settings import Settings
 from taskline.state.status import STATUS_AFTER, TaskStatus
-from taskline.state.store import MAX_TTL_SECONDS, EventsWrite, SubmissionWrite, Write
+from taskline.state.store import MAX_TTL_SECONDS, EventsWrite, ReplayWrite, SubmissionWrite, Write
 
 Partition = tuple[str, int]
 
@@ -79,6 +82,7 @@ class Layout:
     """Where things are in the log and in the view."""
 
     lifecycle_topic: str
+    scheduled_topic: str
     dlq_topic: str
     lanes: int
     bucket_ms: int
@@ -89,6 +93,7 @@ class Layout:
         topics = Topics(namespace=settings.kafka.namespace)
         return cls(
             lifecycle_topic=topics.lifecycle,
+            scheduled_topic=topics.scheduled,
             dlq_topic=topics.dlq,
             lanes=settings.topics.lanes,
             bucket_ms=settings.cassandra.bucket_seconds * 1000,
@@ -150,6 +155,7 @@ class _Run:
         self._layout = layout
         self._now_ms = now_ms
         self._submissions: dict[TaskId, SubmissionWrite] = {}
+        self._replays: dict[TaskId, ReplayWrite] = {}
         self._events: dict[TaskId, _TaskEvents] = {}
         self._rejects: list[OutRecord] = []
         self._counts: Counter[str] = Counter()
@@ -169,7 +175,7 @@ class _Run:
             for task_id, found in self._events.items()
         )
         return Projection(
-            writes=(*self._submissions.values(), *events),
+            writes=(*self._submissions.values(), *self._replays.values(), *events),
             rejects=tuple(self._rejects),
             halts=self.halts,
             counts=self._counts,
@@ -198,8 +204,16 @@ class _Run:
         if self._ttl(submission.retain_until) <= 0:
             self._counts["expired"] += 1
             return
-        created = created_at_ms(submission.task_id)
-        waits = submission.not_before is not None and submission.not_before > created
+        self._submission(record, submission)
+        if submission.replay_of is not None:
+            self._replay(submission, submission.replay_of)
+
+    def _submission(self, record: InRecord, submission: TaskSubmitted) -> None:
+        waited = HEADER_DUE in record.headers and record.position.topic != self._layout.scheduled_topic
+        known = self._submissions.get(submission.task_id)
+        if known is not None and known.dispatched:
+            # The two topics of a task that has waited come in any order.
+            return
         self._submissions[submission.task_id] = SubmissionWrite(
             task_id=submission.task_id,
             lane=lane_of(submission.task_id, self._layout.lanes),
@@ -209,7 +223,20 @@ class _Run:
             tenant=submission.tenant,
             task_type=submission.task_type,
             priority=submission.priority,
-            status=TaskStatus.SCHEDULED if waits else TaskStatus.PENDING,
+            status=TaskStatus.SCHEDULED if submission.delayed and not waited else TaskStatus.PENDING,
+            dispatched=waited,
+        )
+
+    def _replay(self, submission: TaskSubmitted, dead: TaskId) -> None:
+        # Anybody's bytes may stand there; a mark for an id that is none of ours would be a row that nobody reads.
+        if dead.version != _UUID_VERSION or dead.variant != uuid.RFC_4122:
+            return
+        self._replays[dead] = ReplayWrite(
+            task_id=dead,
+            lane=lane_of(dead, self._layout.lanes),
+            bucket=bucket_of(dead, self._layout.bucket_ms),
+            ttl_seconds=self._ttl(submission.retain_until),
+            replayed_as=submission.task_id,
         )
 
     def lifecycle(self, record: InRecord) -> None:

@@ -225,7 +225,10 @@ class AsyncTaskProducer:
             self._open.pop(entry.future, None)
             error.task_id = str(entry.task_id)
             return TaskFailure(index=entry.index, error=error, task_id=entry.task_id)
-        return TaskHandle(task_id=entry.task_id, position=position)
+        later = position.topic == self._preparation.scheduled_topic
+        return TaskHandle(
+            task_id=entry.task_id, position=position, status="scheduled" if later else "pending"
+        )
 
 
 def _is_acknowledged(future: Future[Position]) -> bool:

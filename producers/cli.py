@@ -8,6 +8,7 @@ from typing import Any
 import click
 import orjson
 
+from taskline.infra.instants import INSTANT
 from taskline.producers.producer import TaskProducer
 from taskline.producers.submission import OptionFields
 from taskline.schemas.events import Priority
@@ -22,6 +23,9 @@ from taskline.settings import Settings
 )
 @click.option("--timeout", "timeout_seconds", type=float, help="Seconds that one execution may take.")
 @click.option("--max-retries", type=int, help="Attempts that may follow the first.")
+@click.option("--delay", type=float, help="Seconds before which it does not start.")
+@click.option("--not-before", type=INSTANT, help="An instant (ISO 8601) before which it does not start.")
+@click.option("--start-by", type=INSTANT, help="An instant after which it is not worth starting.")
 @click.option("--tenant", default="default", show_default=True, help="Who the task belongs to.")
 @click.option("--affinity-key", help="Tasks with one key go to one worker.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the id alone.")

@@ -47,6 +47,8 @@ class Preparation:
         self._types = types
         self._clock = clock
         self._codec = codec or codec_of(settings.schemas)
+        # Where the records of tasks that are not due go.
+        self.scheduled_topic = self._topics.scheduled
         self.window = min(MAX_WINDOW, self._settings.max_buffered_records)
 
     def prepare(self, task_type: str, payload: Any, options: SubmitOptions) -> Prepared:  # noqa: ANN401 - the schema's

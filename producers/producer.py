@@ -188,7 +188,10 @@ class TaskProducer:
         self._await(entry)
         outcome = entry.outcome
         if isinstance(outcome, Position):
-            return TaskHandle(task_id=entry.task_id, position=outcome)
+            later = outcome.topic == self._preparation.scheduled_topic
+            return TaskHandle(
+                task_id=entry.task_id, position=outcome, status="scheduled" if later else "pending"
+            )
         if outcome is None:
             outcome = DeliveryUnknown("the client has reported nothing, long after its own time-out")
         self._open.discard(entry)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from taskline.errors import InvalidOption, PayloadTooLarge, did_you_mean, nearest
-from taskline.infra.log import HEADER_TASK_ID, OutRecord, Position
+from taskline.infra.log import HEADER_DUE, HEADER_TARGET, HEADER_TASK_ID, OutRecord, Position
+from taskline.infra.tiers import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
 from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority, TaskSubmitted
@@ -31,7 +32,12 @@ MAX_TIMEOUT_SECONDS: Final = MAX_TIMEOUT_MS // 1000
 RECORD_ROOM_BYTES: Final = 4_096
 # version-traceid-parentid-flags
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_SECOND_MS = 1_000
+_EPOCH = from_ms(0)
+# 1.1 * 1000 is a little more than 1,100, and is meant to be just that.
+_FLOAT_NOISE_DIGITS = 6
 _DAY_MS = 86_400_000
+MAX_DELAY_DAYS: Final = MAX_DELAY_SECONDS // 86_400
 
 
 class OptionFields(TypedDict, total=False):
@@ -42,6 +48,9 @@ class OptionFields(TypedDict, total=False):
     max_retries: int | None
     tenant: str
     affinity_key: str | None
+    delay: float | timedelta | None
+    not_before: datetime | None
+    start_by: datetime | None
     retain_days: float | None
     traceparent: str | None
 
@@ -59,7 +68,13 @@ class SubmitOptions:
     tenant: str = "default"
     # Tasks with one key go to one partition, so to one worker while its assignment lasts.
     affinity_key: str | None = None
-    # How long the task stays readable; at most producer.task_retention_days.
+    # Not started earlier: so long from now (seconds, or a timedelta: 0.1 s to 365 days), or at an instant (aware; one in the
+    # past means at once). One of the two.
+    delay: float | timedelta | None = None
+    not_before: datetime | None = None
+    # Not worth starting later (aware): then it ends as expired. Retries, too, start before this or not at all.
+    start_by: datetime | None = None
+    # How long the task stays readable after it is due; at most producer.task_retention_days.
     retain_days: float | None = None
     # W3C trace context of the submitter; a malformed one is ignored, as that standard asks.
     traceparent: str | None = None
@@ -83,7 +98,8 @@ class TaskHandle:
     task_id: TaskId
     # Where its dispatch record stands.
     position: Position
-    status: Literal["pending"] = "pending"
+    # scheduled: it must not start yet.
+    status: Literal["pending", "scheduled"] = "pending"
 
     @property
     def created_at(self) -> datetime:
@@ -125,8 +141,12 @@ def build_submission(
         InvalidPayload: the payload is off its schema.
         PayloadTooLarge: it is over producer.max_payload_bytes encoded.
     """
+    due_ms: int | None = None
+    start_by_ms: int | None = None
     if options is not DEFAULT_OPTIONS:
         _check(options, settings)
+        due_ms = _due(options, now_ms)
+        start_by_ms = _start_by(options, now_ms, due_ms)
     encoded, fingerprint = task_type.encode(payload)
     if len(encoded) > settings.max_payload_bytes:
         raise PayloadTooLarge(len(encoded), settings.max_payload_bytes)
@@ -140,7 +160,9 @@ def build_submission(
         priority=task_type.priority if options.priority is None else priority_of(options.priority),
         payload=encoded,
         payload_fingerprint=fingerprint,
-        retain_until=now_ms + round(retain_days * _DAY_MS),
+        not_before=due_ms,
+        start_by=start_by_ms,
+        retain_until=max(now_ms, due_ms or 0) + round(retain_days * _DAY_MS),
         timeout_ms=None if options.timeout_seconds is None else max(1, round(options.timeout_seconds * 1000)),
         max_retries=task_type.max_retries if options.max_retries is None else options.max_retries,
         affinity_key=options.affinity_key,
@@ -152,7 +174,7 @@ def build_submission(
 def dispatch_record(
     submission: TaskSubmitted, topics: Topics, codec: Codec, *, max_record_bytes: int
 ) -> OutRecord:
-    """The record that workers consume.
+    """The record that workers consume; one that is not due goes to the scheduled ones, and reaches its topic later.
 
     Args:
         submission: the task.
@@ -169,12 +191,15 @@ def dispatch_record(
     limit = max_record_bytes - RECORD_ROOM_BYTES
     if len(value) + len(key) > limit:
         raise PayloadTooLarge(len(value) + len(key), limit)
-    return OutRecord(
-        topic=topics.dispatch(submission.queue, submission.priority),
-        key=key,
-        value=value,
-        headers={HEADER_TASK_ID: task_id},
-    )
+    target = topics.dispatch(submission.queue, submission.priority)
+    if not submission.delayed:
+        return OutRecord(topic=target, key=key, value=value, headers={HEADER_TASK_ID: task_id})
+    headers = {
+        HEADER_TASK_ID: task_id,
+        HEADER_DUE: b"%d" % (submission.not_before or 0),
+        HEADER_TARGET: target.encode(),
+    }
+    return OutRecord(topic=topics.scheduled, key=key, value=value, headers=headers)
 
 
 def priority_of(value: Priority | str) -> Priority:
@@ -206,6 +231,52 @@ def _check(options: SubmitOptions, settings: ProducerSettings) -> None:
         isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES
     ):
         raise InvalidOption("max_retries", f"{retries!r} is not a whole number from 0 to {MAX_RETRIES}")
+
+
+def _due(options: SubmitOptions, now_ms: int) -> int | None:
+    """The instant before which the task must not start."""
+    delay, not_before = options.delay, options.not_before
+    if delay is None and not_before is None:
+        return None
+    if delay is None:
+        due = _instant("not_before", not_before)
+        if due > now_ms + MAX_DELAY_SECONDS * _SECOND_MS:
+            raise InvalidOption("not_before", f"lies more than {MAX_DELAY_DAYS} days ahead")
+        return due
+    if not_before is not None:
+        raise InvalidOption("delay", "says a second time when the task may start")
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not (seconds == 0 or MIN_DELAY_SECONDS <= seconds <= MAX_DELAY_SECONDS)
+    ):
+        raise InvalidOption(
+            "delay", f"{delay!r} is neither 0 nor from {MIN_DELAY_SECONDS:g} s to {MAX_DELAY_DAYS} days"
+        )
+    # Upwards: a task is never early.
+    return now_ms + math.ceil(round(seconds * _SECOND_MS, _FLOAT_NOISE_DIGITS)) if seconds else None
+
+
+def _start_by(options: SubmitOptions, now_ms: int, due_ms: int | None) -> int | None:
+    if options.start_by is None:
+        return None
+    start_by = _instant("start_by", options.start_by)
+    if start_by <= now_ms:
+        raise InvalidOption("start_by", "has passed already")
+    if due_ms is not None and start_by < due_ms:
+        raise InvalidOption("start_by", "lies before the instant at which the task may start")
+    return start_by
+
+
+def _instant(option: str, value: object) -> int:
+    """Whole ms since the epoch, upwards."""
+    if not isinstance(value, datetime):
+        raise InvalidOption(option, f"a {type(value).__name__} is no datetime")
+    if value.tzinfo is None:
+        raise InvalidOption(option, "has no time zone: give an aware datetime")
+    # In whole numbers, since a float has not the digits; -(-a // b) rounds up.
+    return -((_EPOCH - value) // timedelta(milliseconds=1))
 
 
 def _check_name(option: str, value: object) -> None:

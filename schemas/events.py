@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from taskline.schemas.ids import TaskId
+from taskline.schemas.ids import TaskId, created_at_ms
 
 # A batch holds fewer events than this, so that (offset, index) packs into one 64-bit sequence number.
 MAX_BATCH_EVENTS = 4096
@@ -65,6 +65,11 @@ class TaskSubmitted:
     generation: int = 0
     root_id: TaskId
     traceparent: str | None = None
+
+    @property
+    def delayed(self) -> bool:
+        """Whether it was submitted for later than its creation."""
+        return self.not_before is not None and self.not_before > created_at_ms(self.task_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

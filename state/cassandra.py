@@ -26,8 +26,9 @@ from cassandra.query import BatchStatement, BatchType, PreparedStatement
 from taskline.errors import WrongTopology
 from taskline.schemas.ids import TaskId, bucket_of, lane_of
 from taskline.settings import Settings
+from taskline.state.fold import NO_MARKS, Marks
 from taskline.state.session import TRANSIENT, Requests, connect, in_thread, open_cluster, unavailable
-from taskline.state.store import EventsWrite, StoredTask, SubmissionWrite, Write
+from taskline.state.store import EventsWrite, ReplayWrite, StoredTask, SubmissionWrite, Write
 
 log = structlog.get_logger(__name__)
 
@@ -37,11 +38,23 @@ _INSERT_SUBMISSION = """
 INSERT INTO {keyspace}.tasks (bucket, lane, task_id, submission, status, task_type, priority, tenant)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?
 """
+_INSERT_DISPATCHED = """
+INSERT INTO {keyspace}.tasks
+    (bucket, lane, task_id, submission, status, task_type, priority, tenant, dispatched)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, true) USING TIMESTAMP ? AND TTL ?
+"""
+_MARK_REPLAYED = """
+UPDATE {keyspace}.tasks USING TIMESTAMP ? AND TTL ? SET replayed_as = ?
+WHERE bucket = ? AND lane = ? AND task_id = ?
+"""
 _ADD_EVENTS = """
 UPDATE {keyspace}.tasks USING TIMESTAMP ? AND TTL ? SET events = events + ?, status = ?
 WHERE bucket = ? AND lane = ? AND task_id = ?
 """
-_READ = "SELECT submission, events FROM {keyspace}.tasks WHERE bucket = ? AND lane = ? AND task_id = ?"
+_READ = """
+SELECT submission, events, dispatched, replayed_as FROM {keyspace}.tasks
+WHERE bucket = ? AND lane = ? AND task_id = ?
+"""
 
 # Bytes of a statement besides its blobs: keys, hints, timestamps, framing. For sizing batches only.
 _STATEMENT_OVERHEAD_BYTES = 120
@@ -67,6 +80,8 @@ class CassandraStore:
         self._write_concurrency = settings.projector.write_concurrency
         self._session = session
         self._insert_submission = _prepare(session, _INSERT_SUBMISSION, settings.cassandra.keyspace)
+        self._insert_dispatched = _prepare(session, _INSERT_DISPATCHED, settings.cassandra.keyspace)
+        self._mark_replayed = _prepare(session, _MARK_REPLAYED, settings.cassandra.keyspace)
         self._add_events = _prepare(session, _ADD_EVENTS, settings.cassandra.keyspace)
         self._read = _prepare(session, _READ, settings.cassandra.keyspace)
         self._requests: Requests | None = None
@@ -140,8 +155,14 @@ class CassandraStore:
             rows = await self._ensure_requests().execute(statement)
         except TRANSIENT as error:
             raise unavailable(error) from error
-        for submission, events in rows:
-            return StoredTask(submission=submission, events=dict(events.items()) if events else {})
+        for submission, events, dispatched, replayed_as in rows:
+            return StoredTask(
+                submission=submission,
+                events=dict(events.items()) if events else {},
+                marks=Marks(dispatched=bool(dispatched), replayed_as=replayed_as)
+                if dispatched or replayed_as
+                else NO_MARKS,
+            )
         return None
 
     async def ping(self) -> None:
@@ -177,7 +198,8 @@ class CassandraStore:
     def _bind(self, write: Write) -> tuple[Any, int]:
         """The bound statement of one write and about how many bytes it sends."""
         if isinstance(write, SubmissionWrite):
-            bound = self._insert_submission.bind(
+            insert = self._insert_dispatched if write.dispatched else self._insert_submission
+            bound = insert.bind(
                 (
                     write.bucket,
                     write.lane,
@@ -192,6 +214,18 @@ class CassandraStore:
                 )
             )
             return bound, len(write.submission) + _STATEMENT_OVERHEAD_BYTES
+        if isinstance(write, ReplayWrite):
+            bound = self._mark_replayed.bind(
+                (
+                    write.timestamp_us,
+                    write.ttl_seconds,
+                    write.replayed_as,
+                    write.bucket,
+                    write.lane,
+                    write.task_id,
+                )
+            )
+            return bound, _STATEMENT_OVERHEAD_BYTES
         bound = self._add_events.bind(
             (
                 write.timestamp_us,

@@ -5,7 +5,8 @@ duplicate under the same sequence number or a rebuild changes nothing, and any r
 
 Rules (each is a property test):
 
-- Nothing but the submission: `pending`, or `scheduled` when it must not start before a later instant.
+- Nothing but the submission: `pending`, or `scheduled` when it must not start before a later instant and is not known to have
+  been dispatched (`Marks`: what other topics than the lane say; they only ever move from unset to set).
 - `Started` opens an execution and supersedes an open one of the same dispatch record: the record was delivered again, because
   its first taker was thought dead. Executions of different dispatch records (two attempts) may be open together.
 - `Released` and `Failed` close their own execution and no other. While another is open the task still runs; else
@@ -13,7 +14,11 @@ Rules (each is a property test):
 - `Succeeded` ends the task, whichever execution reports it: also one that was superseded or released. The handler's effects
   are in the world and its result is as good as any; waiting for the other execution could only do the work twice in the reader's
   eyes, or lose it if that one fails. The other one's outcome is history.
-- `DeadLettered` ends the task.
+- `Crashed` closes its own execution too. One that ran alone has failed; one that shared its process spent nothing, and is `pending`
+  until it is started again.
+- `RetryScheduled` says until when the next attempt waits, unless a later attempt has started already.
+- `DeadLettered` ends the task. So does `Expired`, except while an execution is open: then another copy of the record was dropped,
+  and the execution's own end counts.
 - The first end wins for ever. Later events are history: they appear in the attempts and change no field of the state.
 - An execution id opens once; a second `Started` under it (a re-sent batch) moves nothing.
 """
@@ -28,10 +33,14 @@ from typing import Any
 
 from taskline.schemas.events import (
     MAX_BATCH_EVENTS,
+    Crashed,
     DeadLettered,
+    ErrorCategory,
+    Expired,
     Failed,
     LifecycleEvent,
     Released,
+    RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
@@ -48,6 +57,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     # Handed back unfinished; no attempt was spent.
     RELEASED = "released"
+    # The process that ran it died.
+    CRASHED = "crashed"
     # Its dispatch record was started again elsewhere; it has not reported since.
     SUPERSEDED = "superseded"
 
@@ -85,6 +96,19 @@ class LaneEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """What other topics than the task's lane say of it."""
+
+    # Its dispatch record stands on a dispatch topic (known of tasks that had to wait only).
+    dispatched: bool = False
+    # The task that replays it.
+    replayed_as: TaskId | None = None
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskHistory:
     """All that the log says of a task."""
 
@@ -95,17 +119,17 @@ class TaskHistory:
     events: tuple[LaneEvent, ...]
 
 
-def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent]) -> TaskState:
+def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent], marks: Marks = NO_MARKS) -> TaskState:
     """The task's state after these events, which must be its own and in lane order."""
-    task = _Task(submission)
+    task = _Task(submission, marks)
     for event in events:
         task.apply(event)
     return task.state()
 
 
-def history(submission: TaskSubmitted, events: Iterable[LaneEvent]) -> TaskHistory:
+def history(submission: TaskSubmitted, events: Iterable[LaneEvent], marks: Marks = NO_MARKS) -> TaskHistory:
     """The task's state, its executions one by one, and its events, which must be in lane order."""
-    task = _Task(submission)
+    task = _Task(submission, marks)
     kept = tuple(events)
     for placed in kept:
         task.apply(placed.event)
@@ -118,7 +142,7 @@ class _Execution:
     started: Started
     outcome: Outcome = Outcome.RUNNING
     ended_at: int | None = None
-    failed: Failed | None = None
+    error: TaskError | None = None
     reason: str | None = None
 
     def close(self, outcome: Outcome, at: int) -> bool:
@@ -136,7 +160,7 @@ class _Execution:
             worker=self.started.worker,
             started_at=from_ms(self.started.at),
             ended_at=None if self.ended_at is None else from_ms(self.ended_at),
-            error=None if self.failed is None else _error(self.failed),
+            error=self.error,
             reason=self.reason,
         )
 
@@ -144,14 +168,15 @@ class _Execution:
 class _Task:
     """The fold in progress. `status` and what stands beside it freeze at the first end; `executions` go on."""
 
-    def __init__(self, submission: TaskSubmitted) -> None:
+    def __init__(self, submission: TaskSubmitted, marks: Marks) -> None:
         self.submission = submission
-        created = created_at_ms(submission.task_id)
-        waits = submission.not_before is not None and submission.not_before > created
+        self.marks = marks
+        waits = submission.delayed and not marks.dispatched
         self.status = TaskStatus.SCHEDULED if waits else TaskStatus.PENDING
         self.executions: dict[TaskId, _Execution] = {}
         self.last_started: Started | None = None
-        self.last_failed: Failed | None = None
+        self.last_error: TaskError | None = None
+        self.retry: RetryScheduled | None = None
         self.attempt = 0
         self.ended_at: int | None = None
         self.result: bytes | None = None
@@ -169,7 +194,8 @@ class _Task:
         return any(execution.outcome is Outcome.RUNNING for execution in self.executions.values())
 
     def state(self) -> TaskState:
-        submission, started, failed = self.submission, self.last_started, self.last_failed
+        submission, started, retry = self.submission, self.last_started, self.retry
+        waits = retry is not None and self.status is TaskStatus.FAILED
         return TaskState(
             task_id=submission.task_id,
             tenant=submission.tenant,
@@ -185,12 +211,15 @@ class _Task:
             completed_at=None if self.ended_at is None else from_ms(self.ended_at),
             attempt=self.attempt,
             max_retries=submission.max_retries,
-            last_error=None if failed is None else _error(failed),
+            next_attempt_at=from_ms(retry.due) if retry is not None and waits else None,
+            last_error=self.last_error,
             result=self.result,
             worker=None if started is None else started.worker,
             reason=self.reason,
             root_id=submission.root_id,
             replay_of=submission.replay_of,
+            generation=submission.generation,
+            replayed_as=self.marks.replayed_as,
         )
 
 
@@ -209,6 +238,8 @@ def _started(task: _Task, event: Started, over: bool) -> TaskStatus:
     if not over:
         task.last_started = event
         task.attempt = max(task.attempt, event.attempt)
+        if task.retry is not None and task.retry.attempt < event.attempt:
+            task.retry = None
     return TaskStatus.RUNNING
 
 
@@ -222,17 +253,45 @@ def _released(task: _Task, event: Released, over: bool) -> TaskStatus:
 
 
 def _failed(task: _Task, event: Failed, over: bool) -> TaskStatus:
+    return _ended_badly(task, event, Outcome.FAILED, _error(event), over)
+
+
+def _crashed(task: _Task, event: Crashed, over: bool) -> TaskStatus:
+    if event.alone:
+        return _ended_badly(task, event, Outcome.CRASHED, _crash(event), over)
+    execution = task.executions.get(event.execution)
+    if execution is None or execution.outcome is not Outcome.RUNNING:
+        return task.status
+    execution.close(Outcome.CRASHED, event.at)
+    execution.reason = event.cause
+    return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
+
+
+def _ended_badly(
+    task: _Task, event: Failed | Crashed, outcome: Outcome, error: TaskError, over: bool
+) -> TaskStatus:
     if not over:
-        task.last_failed = event
+        task.last_error = error
     execution = task.executions.get(event.execution)
     if execution is None:
         return task.status
     was_open = execution.outcome is Outcome.RUNNING
-    if execution.close(Outcome.FAILED, event.at):
-        execution.failed = event
+    if execution.close(outcome, event.at):
+        execution.error = error
     if not was_open or task.running():
         return task.status
     return TaskStatus.FAILED
+
+
+def _retry_scheduled(task: _Task, event: RetryScheduled, over: bool) -> TaskStatus:
+    if over or event.attempt < task.attempt or task.running():
+        return task.status
+    task.retry = event
+    return TaskStatus.FAILED
+
+
+def _expired(task: _Task, event: Expired, over: bool) -> TaskStatus:
+    return task.status if task.running() else TaskStatus.EXPIRED
 
 
 def _succeeded(task: _Task, event: Succeeded, over: bool) -> TaskStatus:
@@ -256,6 +315,9 @@ _RULES: dict[type[LifecycleEvent], Callable[[_Task, Any, bool], TaskStatus]] = {
     Released: _released,
     Failed: _failed,
     Succeeded: _succeeded,
+    RetryScheduled: _retry_scheduled,
+    Crashed: _crashed,
+    Expired: _expired,
     DeadLettered: _dead_lettered,
 }
 
@@ -266,6 +328,19 @@ def _error(failed: Failed) -> TaskError:
         message=failed.message,
         traceback=failed.traceback,
         retryable=failed.retryable,
+        category=failed.category,
         attempt=failed.attempt,
         at=from_ms(failed.at),
+    )
+
+
+def _crash(crashed: Crashed) -> TaskError:
+    return TaskError(
+        error_class="ProcessDied",
+        message=crashed.cause,
+        traceback=None,
+        retryable=True,
+        category=ErrorCategory.CRASH,
+        attempt=crashed.attempt,
+        at=from_ms(crashed.at),
     )

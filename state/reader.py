@@ -48,12 +48,12 @@ class StatusReader:
             UnknownSchema: a newer Taskline wrote one of its events.
         """
         submission, stored = await self._visible(task_id, tenant)
-        return fold(submission, (placed.event for placed in self._events(stored)))
+        return fold(submission, (placed.event for placed in self._events(stored)), stored.marks)
 
     async def history(self, task_id: TaskId, *, tenant: str) -> TaskHistory:
         """The task's state, executions and events; waits and raises as `get`."""
         submission, stored = await self._visible(task_id, tenant)
-        return history(submission, self._events(stored))
+        return history(submission, self._events(stored), stored.marks)
 
     async def _visible(self, task_id: TaskId, tenant: str) -> tuple[TaskSubmitted, StoredTask]:
         """The stored task once its submission is there, if it is this tenant's."""

@@ -1,14 +1,12 @@
 """A task's life: its statuses, the legal moves between them, and what one task looks like to a reader.
 
-                      ┌────────────── Released ─────────────┐
-                      ▼                                     │
-    scheduled ──► (due) ─┐                                  │
-                         ├── Started ──► running ── Failed ─┴─► failed ── Started ──► running
-    pending  ────────────┘                  │                     │
-                                            └─ Succeeded          └─ DeadLettered
-                                                   ▼                     ▼
-                                               completed                dead
+    scheduled ──► pending ── Started ──► running ── Succeeded ──► completed
+                     ▲                   │     │
+                     └──── Released ─────┘     │ Failed, Crashed
+                                               ▼
+                  running ◄── Started ────── failed ── DeadLettered ──► dead
 
+`failed` waits for the next attempt (`next_attempt_at`), unless a dead letter follows.
 `cancelled` and `expired` are reached from what waits (scheduled, pending, failed), never from running. An end state has no moves:
 the first one that a task's lane reaches is its state for ever. `completed` is also reached from what waits: an
 execution that was released or superseded may still report that its work was done (see `taskline.state.fold`).
@@ -22,11 +20,15 @@ from datetime import datetime
 from enum import StrEnum
 
 from taskline.schemas.events import (
+    Crashed,
     DeadLettered,
+    ErrorCategory,
+    Expired,
     Failed,
     LifecycleEvent,
     Priority,
     Released,
+    RetryScheduled,
     Started,
     Succeeded,
 )
@@ -42,7 +44,7 @@ class TaskStatus(StrEnum):
     PENDING = "pending"
     # A handler runs.
     RUNNING = "running"
-    # The last execution failed, and what follows from that (another attempt, the dead-letter topic) is not in the log yet.
+    # The last execution failed; the next attempt waits until it is due, or what follows is not in the log yet.
     FAILED = "failed"
     # A handler returned.
     COMPLETED = "completed"
@@ -65,8 +67,8 @@ _ENDS_OF_WAITING = frozenset(
 
 # Every legal move; a move that is not here can't come out of the fold (held by a property test).
 TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = {
-    TaskStatus.SCHEDULED: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
-    TaskStatus.PENDING: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
+    TaskStatus.SCHEDULED: _ENDS_OF_WAITING | {TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.FAILED},
+    TaskStatus.PENDING: _ENDS_OF_WAITING | {TaskStatus.RUNNING, TaskStatus.FAILED},
     TaskStatus.RUNNING: frozenset(
         {TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.COMPLETED, TaskStatus.DEAD}
     ),
@@ -85,6 +87,9 @@ STATUS_AFTER: Mapping[type[LifecycleEvent], TaskStatus] = {
     Released: TaskStatus.PENDING,
     Succeeded: TaskStatus.COMPLETED,
     Failed: TaskStatus.FAILED,
+    RetryScheduled: TaskStatus.FAILED,
+    Crashed: TaskStatus.FAILED,
+    Expired: TaskStatus.EXPIRED,
     DeadLettered: TaskStatus.DEAD,
 }
 
@@ -100,6 +105,8 @@ class TaskError:
     traceback: str | None
     # False: the worker said that another attempt can't help.
     retryable: bool
+    # What kind of error it is, as the worker judged.
+    category: ErrorCategory
     attempt: int
     at: datetime
 
@@ -129,6 +136,8 @@ class TaskState:
     # The highest attempt that started, from 1; 0: none has.
     attempt: int
     max_retries: int
+    # While the next attempt waits: it does not start earlier; None: none waits.
+    next_attempt_at: datetime | None
     # The newest error that was reported before the end, also when a later attempt succeeded.
     last_error: TaskError | None
     # What the handler returned, as JSON in UTF-8; None: nothing, or not completed.
@@ -140,6 +149,10 @@ class TaskState:
     # The first task of a chain of replays (its own id when it is the first).
     root_id: TaskId
     replay_of: TaskId | None
+    # How many replays led here.
+    generation: int
+    # The task that replays this dead one; None: none does.
+    replayed_as: TaskId | None
 
     @property
     def retry_count(self) -> int:

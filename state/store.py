@@ -13,11 +13,14 @@ from typing import Protocol
 
 from taskline.schemas.events import MAX_BATCH_EVENTS, Priority
 from taskline.schemas.ids import TaskId, created_at_ms
+from taskline.state.fold import NO_MARKS, Marks
 from taskline.state.status import TaskStatus
 
 # Cassandra stores the second in which a cell expires in 32 signed bits by default (until January 2038) and refuses what
 # lies beyond; no task's retention comes near this cap.
 MAX_TTL_SECONDS = 5 * 365 * 86_400
+# Write timestamps that count down from here let the earlier of two writes win.
+_FAR_FUTURE_US = 4_000_000_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +38,13 @@ class SubmissionWrite:
     task_type: str
     priority: Priority
     status: TaskStatus
+    # True: it stands on a dispatch topic after it has waited.
+    dispatched: bool = False
 
     @property
     def timestamp_us(self) -> int:
-        """The write timestamp: below that of every event."""
-        return created_at_ms(self.task_id) * 1000
+        """The write timestamp: below that of every event; what was dispatched is above what was scheduled."""
+        return created_at_ms(self.task_id) * 1000 - (0 if self.dispatched else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +66,24 @@ class EventsWrite:
         return created_at_ms(self.task_id) * 1000 + max(self.events) // MAX_BATCH_EVENTS + 1
 
 
-Write = SubmissionWrite | EventsWrite
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayWrite:
+    """A dead task was submitted again, as another one."""
+
+    # The dead task.
+    task_id: TaskId
+    lane: int
+    bucket: int
+    ttl_seconds: int
+    replayed_as: TaskId
+
+    @property
+    def timestamp_us(self) -> int:
+        """The write timestamp: the first replay's mark stays, should there ever be two."""
+        return _FAR_FUTURE_US - created_at_ms(self.replayed_as) * 1000
+
+
+Write = SubmissionWrite | EventsWrite | ReplayWrite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +93,7 @@ class StoredTask:
     # None: its events came first; the task is not visible yet.
     submission: bytes | None = None
     events: Mapping[int, bytes] = field(default_factory=dict)
+    marks: Marks = NO_MARKS
 
 
 class ViewStore(Protocol):

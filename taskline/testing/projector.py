@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from taskline.errors import Unavailable
 from taskline.infra.intake import Commit, TopicPartition
 from taskline.infra.log import InRecord
+from taskline.infra.topics import projected_topics
 from taskline.processors.projection import Layout
 from taskline.processors.projector import Projector
-from taskline.schemas.events import Priority
 from taskline.testing.errors import BackgroundError, FencedCommit
 from taskline.testing.intake import MemoryIntake
 from taskline.testing.log import MemoryLog
@@ -29,16 +29,9 @@ class MemoryProjector:
     """Folds the log into the view; started, paused, stopped and killed by the kit."""
 
     def __init__(self, world: World) -> None:
-        """Read all dispatch topics and the lifecycle topic."""
+        """Read what a projector reads."""
         self._world = world
-        self._topics = (
-            *(
-                world.topics.dispatch(queue, priority)
-                for queue in world.settings.topics.queues
-                for priority in Priority
-            ),
-            world.topics.lifecycle,
-        )
+        self._topics = projected_topics(world.settings)
         self._process = VirtualProcess("memory-projector")
         self._intake = MemoryIntake(
             world.broker,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from taskline.errors import Unavailable
 from taskline.infra.role import Clock
 from taskline.schemas.ids import TaskId
-from taskline.state.store import StoredTask, SubmissionWrite, ViewStore, Write
+from taskline.state.fold import Marks
+from taskline.state.store import ReplayWrite, StoredTask, SubmissionWrite, ViewStore, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class _Cell:
 class _Row:
     submission: _Cell | None = None
     events: dict[int, _Cell] = field(default_factory=dict)
+    dispatched: bool = False
+    replay: ReplayWrite | None = None
 
 
 class MemoryView(ViewStore):
@@ -62,7 +65,13 @@ class MemoryView(ViewStore):
         if not alive and not events:
             del self._rows[task_id]
             return None
-        return StoredTask(submission=submission.value if alive and submission else None, events=events)
+        return StoredTask(
+            submission=submission.value if alive and submission else None,
+            events=events,
+            marks=Marks(
+                dispatched=row.dispatched, replayed_as=None if row.replay is None else row.replay.replayed_as
+            ),
+        )
 
     @property
     def available(self) -> bool:
@@ -94,6 +103,10 @@ class MemoryView(ViewStore):
         expires_at_ms = now_ms + write.ttl_seconds * 1000
         if isinstance(write, SubmissionWrite):
             row.submission = _Cell(write.submission, expires_at_ms)
+            row.dispatched = row.dispatched or write.dispatched
+        elif isinstance(write, ReplayWrite):
+            if row.replay is None or row.replay.timestamp_us < write.timestamp_us:
+                row.replay = write
         else:
             for sequence, event in write.events.items():
                 row.events[sequence] = _Cell(event, expires_at_ms)

@@ -11,7 +11,7 @@ import pytest
 from api_kit import MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, NOW_MS, Api, slug
 
 from taskline.errors import DeliveryFailed, DeliveryUnknown, ProducerClosed, QueueFull
-from taskline.infra.log import HEADER_TASK_ID
+from taskline.infra.log import HEADER_DUE, HEADER_TARGET, HEADER_TASK_ID
 from taskline.schemas.events import Priority
 from taskline.schemas.ids import TaskId, created_at_ms
 
@@ -26,6 +26,7 @@ def test_an_accepted_task_is_in_the_log_and_its_answer_says_where_to_look(api: A
         "task_id": answer["task_id"],
         "status": "pending",
         "created_at": "2026-11-29T15:04:05.120Z",
+        "scheduled_at": None,
         "task_type": "geo.nearest",
         "priority": "low",
         "queue": "geo",
@@ -53,8 +54,39 @@ def test_options_override_the_defaults_of_the_task_type(api: Api) -> None:
     assert (submission.timeout_ms, submission.max_retries) == (2_000, 0)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"delay_seconds": 90}, {"scheduled_at": "2026-11-29T16:05:35.12+01:00"}],
+    ids=["delay", "instant"],
+)
+def test_a_task_for_later_waits_among_the_scheduled_ones(api: Api, asked: dict[str, object]) -> None:
+    answer = api.submit(GOOD | asked | {"start_by": "2026-11-29T15:10:00Z"}).json()
+    assert (answer["status"], answer["scheduled_at"]) == ("scheduled", "2026-11-29T15:05:35.120Z")
+    (record,), (submission,) = api.log.records, api.log.submissions()
+    assert (submission.not_before, submission.start_by) == (NOW_MS + 90_000, NOW_MS + 354_880)
+    assert record.topic == "tasks.scheduled"
+    assert record.headers[HEADER_TARGET] == b"tasks.geo.low"
+    assert record.headers[HEADER_DUE] == b"%d" % (NOW_MS + 90_000)
+
+
+@pytest.mark.parametrize("asked", [{"delay_seconds": 0}, {"scheduled_at": "2020-01-01T00:00:00Z"}])
+def test_what_is_due_already_is_pending(api: Api, asked: dict[str, object]) -> None:
+    assert api.submit(GOOD | asked).json()["status"] == "pending"
+    assert api.log.records[0].topic == "tasks.geo.low"
+
+
 def test_null_counts_as_absent(api: Api) -> None:
-    nulls = dict.fromkeys(("priority", "timeout_seconds", "max_retries", "affinity_key"))
+    nulls = dict.fromkeys(
+        (
+            "priority",
+            "timeout_seconds",
+            "max_retries",
+            "affinity_key",
+            "delay_seconds",
+            "scheduled_at",
+            "start_by",
+        )
+    )
     assert api.submit(GOOD | nulls).json()["priority"] == "low"
 
 
@@ -164,6 +196,16 @@ def test_nesting_is_taken_to_its_limit(api: Api) -> None:
         ({"affinity_key": "k" * 201}, "/affinity_key", "at most 200"),
         ({"task_type": ""}, "/task_type", "at least 1"),
         ({"task_type": 5}, "/task_type", "valid string"),
+        ({"delay_seconds": 0.05}, "/delay_seconds", "0.1 s to 365 days"),
+        ({"delay_seconds": "5"}, "/delay_seconds", "number"),
+        ({"delay_seconds": 365 * 86_400 + 1}, "/delay_seconds", "31536000"),
+        ({"delay_seconds": 1, "scheduled_at": "2030-01-01T00:00:00Z"}, "/delay_seconds", "second time"),
+        ({"scheduled_at": "2030-01-01T00:00:00Z"}, "/scheduled_at", "365 days"),
+        ({"scheduled_at": "2026-12-01T00:00:00"}, "/scheduled_at", "offset"),
+        ({"scheduled_at": "soon"}, "/scheduled_at", "RFC 3339"),
+        ({"scheduled_at": 1_800_000_000}, "/scheduled_at", "string"),
+        ({"start_by": "2026-11-29T15:00:00Z"}, "/start_by", "passed"),
+        ({"start_by": "2026-11-29T15:04:06Z", "delay_seconds": 2}, "/start_by", "before the instant"),
     ],
 )
 def test_each_wrong_field_is_named(api: Api, change: dict[str, object], pointer: str, words: str) -> None:

@@ -24,7 +24,14 @@ from view_kit import (
     task_id_of,
 )
 
-from taskline.infra.log import HEADER_ATTEMPT, HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, InRecord
+from taskline.infra.log import (
+    HEADER_ATTEMPT,
+    HEADER_CAUSE,
+    HEADER_DUE,
+    HEADER_SOURCE,
+    HEADER_TASK_ID,
+    InRecord,
+)
 from taskline.processors.projection import Layout, Projection, project
 from taskline.schemas.events import (
     MAX_BATCH_EVENTS,
@@ -39,11 +46,17 @@ from taskline.schemas.events import (
 )
 from taskline.schemas.ids import bucket_of, lane_of, new_task_id
 from taskline.state.status import TaskStatus
-from taskline.state.store import MAX_TTL_SECONDS, EventsWrite, SubmissionWrite
+from taskline.state.store import MAX_TTL_SECONDS, EventsWrite, ReplayWrite, SubmissionWrite
 
 NOW = 1_800_000_000_000
 LANES = 3
-LAYOUT = Layout(lifecycle_topic="tasks.lifecycle", dlq_topic="tasks.dlq", lanes=LANES, bucket_ms=600_000)
+LAYOUT = Layout(
+    lifecycle_topic="tasks.lifecycle",
+    scheduled_topic="tasks.scheduled",
+    dlq_topic="tasks.dlq",
+    lanes=LANES,
+    bucket_ms=600_000,
+)
 TASK = submission(NOW)
 LANE = lane_of(TASK.task_id, LANES)
 UNKNOWN_SCHEMA = b"\xc3\x01\x00\x01\x02\x03\x04\x05\x06\x07body"
@@ -76,6 +89,49 @@ def test_a_submission_is_stored_as_its_bytes_with_hints() -> None:
 def test_a_submission_for_later_is_hinted_as_scheduled() -> None:
     (write,) = run(dispatch("tasks.low", 0, 0, replace(TASK, not_before=NOW + 1), now_ms=NOW)).writes
     assert write.status is TaskStatus.SCHEDULED
+
+
+def waited(task: TaskSubmitted) -> InRecord:
+    record = dispatch("tasks.low", 0, 0, task, now_ms=NOW)
+    return replace(record, headers={**record.headers, HEADER_DUE: b"%d" % (NOW + 1)})
+
+
+def test_a_scheduled_task_is_stored_and_its_dispatch_marks_it() -> None:
+    later = replace(TASK, not_before=NOW + 1)
+    (first,) = run(dispatch("tasks.scheduled", 0, 0, later, now_ms=NOW)).writes
+    assert (first.status, first.dispatched) == (TaskStatus.SCHEDULED, False)
+    (second,) = run(waited(later)).writes
+    assert (second.status, second.dispatched) == (TaskStatus.PENDING, True)
+    assert second.submission == first.submission
+    # Whichever comes last, the hint is that of the dispatched one, and below that of any event.
+    assert first.timestamp_us < second.timestamp_us < NOW * 1000 + 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_both_topics_of_a_task_that_waited_may_come_together(order: int) -> None:
+    later = replace(TASK, not_before=NOW + 1)
+    (write,) = run(*[dispatch("tasks.scheduled", 0, 0, later, now_ms=NOW), waited(later)][::order]).writes
+    assert write.dispatched
+
+
+def test_the_due_header_of_a_scheduled_record_says_nothing_about_its_dispatch() -> None:
+    later = replace(TASK, not_before=NOW + 1)
+    record = dispatch("tasks.scheduled", 0, 0, later, now_ms=NOW)
+    (write,) = run(replace(record, headers={**record.headers, HEADER_DUE: b"%d" % (NOW + 1)})).writes
+    assert not write.dispatched
+
+
+def test_a_replay_marks_the_task_that_it_replays() -> None:
+    dead = new_task_id(NOW - 1)
+    writes = run(dispatch("tasks.low", 0, 0, replace(TASK, replay_of=dead, generation=1), now_ms=NOW)).writes
+    assert isinstance(writes[0], SubmissionWrite)
+    assert writes[1] == ReplayWrite(
+        task_id=dead,
+        lane=lane_of(dead, LANES),
+        bucket=bucket_of(dead, 600_000),
+        ttl_seconds=DAY_MS // 1000,
+        replayed_as=TASK.task_id,
+    )
 
 
 def test_events_of_one_task_are_one_write_in_their_places() -> None:

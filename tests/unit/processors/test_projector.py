@@ -19,7 +19,13 @@ from taskline.schemas.ids import lane_of
 from taskline.state.store import Write
 
 NOW = 1_800_000_000_000
-LAYOUT = Layout(lifecycle_topic="tasks.lifecycle", dlq_topic="tasks.dlq", lanes=1, bucket_ms=600_000)
+LAYOUT = Layout(
+    lifecycle_topic="tasks.lifecycle",
+    scheduled_topic="tasks.scheduled",
+    dlq_topic="tasks.dlq",
+    lanes=1,
+    bucket_ms=600_000,
+)
 UNKNOWN_SCHEMA = b"\xc3\x01\x00\x01\x02\x03\x04\x05\x06\x07body"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskline.errors import InvalidOption, InvalidPayload, PayloadTooLarge
-from taskline.infra.log import HEADER_TASK_ID
+from taskline.infra.log import HEADER_DUE, HEADER_TARGET, HEADER_TASK_ID
 from taskline.infra.topics import Topics
 from taskline.producers.submission import (
     DEFAULT_OPTIONS,
@@ -22,7 +23,7 @@ from taskline.producers.submission import (
 )
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority, TaskSubmitted
-from taskline.schemas.ids import created_at_ms
+from taskline.schemas.ids import created_at_ms, from_ms
 from taskline.schemas.types import TaskType
 from taskline.settings import ProducerSettings
 
@@ -163,6 +164,65 @@ def test_a_record_leaves_room_for_being_dispatched_again() -> None:
     dispatch_record(submission, Topics(), Codec(), max_record_bytes=limit)
     with pytest.raises(PayloadTooLarge):
         dispatch_record(submission, Topics(), Codec(), max_record_bytes=limit - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({"delay": 0.1}, 100),
+        ({"delay": timedelta(hours=1)}, 3_600_000),
+        ({"delay": 0.2004}, 201),
+        ({"delay": 1.1}, 1_100),
+        ({"delay": 365 * 86_400}, 365 * DAY_MS),
+        ({"not_before": from_ms(NOW_MS + 1)}, 1),
+        ({"not_before": from_ms(NOW_MS + 1) - timedelta(microseconds=1)}, 1),
+    ],
+)
+def test_a_task_for_later_stands_among_the_scheduled_ones(options: dict[str, Any], due: int) -> None:
+    submission = build(**options)
+    assert submission.not_before == NOW_MS + due
+    # It stays readable as long as any other, from when it is due.
+    assert submission.retain_until == NOW_MS + due + 30 * DAY_MS
+    codec = Codec()
+    record = dispatch_record(submission, Topics(namespace="n."), codec, max_record_bytes=1 << 20)
+    assert (record.topic, record.key) == ("n.tasks.scheduled", submission.task_id.bytes)
+    assert record.headers == {
+        HEADER_TASK_ID: submission.task_id.bytes,
+        HEADER_DUE: str(NOW_MS + due).encode(),
+        HEADER_TARGET: b"n.tasks.normal",
+    }
+    assert codec.decode(record.value, TaskSubmitted) == submission
+
+
+@pytest.mark.parametrize(
+    "options", [{"delay": 0}, {"not_before": from_ms(NOW_MS - 5)}, {"delay": timedelta()}]
+)
+def test_what_is_due_is_dispatched_at_once(options: dict[str, Any]) -> None:
+    record = dispatch_record(build(**options), Topics(), Codec(), max_record_bytes=1 << 20)
+    assert record.topic == "tasks.normal"
+    assert HEADER_DUE not in record.headers
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"delay": 0.09}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"delay": math.nan}, "delay"),
+        ({"delay": True}, "delay"),
+        ({"delay": 365 * 86_400 + 1}, "delay"),
+        ({"delay": 1, "not_before": from_ms(NOW_MS + 1)}, "delay"),
+        ({"not_before": from_ms(NOW_MS + 366 * DAY_MS)}, "not_before"),
+        ({"not_before": from_ms(NOW_MS).replace(tzinfo=None)}, "not_before"),
+        ({"not_before": "tomorrow"}, "not_before"),
+        ({"start_by": from_ms(NOW_MS)}, "start_by"),
+        ({"start_by": from_ms(NOW_MS + 999), "delay": 1}, "start_by"),
+    ],
+)
+def test_an_impossible_time_is_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        build(**options)
+    assert refused.value.option == named
 
 
 def test_a_submission_is_its_own_options() -> None:

@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 
 from taskline.schemas.events import (
     LIFECYCLE_EVENTS,
+    Crashed,
     DeadLettered,
+    Expired,
     Failed,
     LifecycleEvent,
     Priority,
     Released,
+    RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
 )
 from taskline.schemas.ids import from_ms, new_task_id
-from taskline.state.fold import _RULES, LaneEvent, Outcome, fold, history
+from taskline.state.fold import _RULES, LaneEvent, Marks, Outcome, fold, history
 from taskline.state.status import END_STATES, STATUS_AFTER, TRANSITIONS, TaskStatus
 
 NOW = 1_800_000_000_000
@@ -84,6 +87,18 @@ def dead(**values: object) -> DeadLettered:
     return DeadLettered(**common(**values), reason="failed")
 
 
+def retry(due: int = 60_000, **values: object) -> RetryScheduled:
+    return RetryScheduled(**common(**values), due=NOW + due)
+
+
+def crashed(execution: uuid.UUID = A, *, alone: bool = True, **values: object) -> Crashed:
+    return Crashed(**common(**values), execution=execution, cause="signal SIGSEGV", alone=alone)
+
+
+def expired(**values: object) -> Expired:
+    return Expired(**common(**values))
+
+
 def statuses(*events: LifecycleEvent) -> list[str]:
     return [fold(SUBMITTED, events[:count]).status.value for count in range(len(events) + 1)]
 
@@ -127,6 +142,60 @@ def test_a_failed_attempt_a_second_one_and_its_error() -> None:
     assert (state.attempt, state.retry_count) == (2, 1)
     assert state.last_error is not None
     assert (state.last_error.message, state.last_error.attempt) == ("boom", 1)
+
+
+def test_a_task_that_was_dispatched_waits_no_longer() -> None:
+    later = replace(SUBMITTED, not_before=NOW + 1)
+    assert fold(later, (), Marks(dispatched=True)).status is TaskStatus.PENDING
+    assert fold(later, (started(),)).status is TaskStatus.RUNNING
+
+
+def test_while_a_retry_waits_the_task_reads_failed_and_says_until_when() -> None:
+    events = (started(at=1), failed(at=2), retry(at=2))
+    state = fold(SUBMITTED, events)
+    assert (state.status, state.next_attempt_at) == (TaskStatus.FAILED, from_ms(NOW + 60_000))
+    state = fold(SUBMITTED, (*events, started(B, source=1, attempt=2)))
+    assert (state.status, state.next_attempt_at, state.retry_count) == (TaskStatus.RUNNING, None, 1)
+    # The second attempt fails, too, and what follows is not in the log yet: the first one's instant is over.
+    late = (*events, started(B, source=1, attempt=2), failed(B, attempt=2))
+    assert fold(SUBMITTED, late).next_attempt_at is None
+
+
+def test_a_schedule_of_an_attempt_that_was_overtaken_says_nothing() -> None:
+    events = (started(), failed(), started(B, source=1, attempt=2), retry(attempt=1))
+    assert statuses(*events)[-1] == "running"
+    assert fold(SUBMITTED, (*events, failed(B, attempt=2))).next_attempt_at is None
+
+
+def test_a_death_of_its_own_is_a_failure() -> None:
+    state = fold(SUBMITTED, (started(), crashed()))
+    assert state.status is TaskStatus.FAILED
+    assert (state.last_error.message, state.last_error.category) == ("signal SIGSEGV", "crash")
+    (row,) = history(SUBMITTED, placed((started(), crashed()))).attempts
+    assert (row.outcome, row.error) == (Outcome.CRASHED, state.last_error)
+
+
+def test_a_bystander_of_a_death_has_not_failed() -> None:
+    events = (started(), crashed(alone=False), started(B), succeeded(B))
+    assert statuses(*events) == ["pending", "running", "pending", "running", "completed"]
+    told = history(SUBMITTED, placed(events))
+    assert [(row.attempt, row.outcome) for row in told.attempts] == [
+        (1, Outcome.CRASHED),
+        (1, Outcome.SUCCEEDED),
+    ]
+    assert told.state.last_error is None
+
+
+def test_a_task_that_is_not_worth_starting_any_more() -> None:
+    assert statuses(expired()) == ["pending", "expired"]
+    assert statuses(started(), failed(), expired())[-1] == "expired"
+    # A copy of the record was dropped while the task ran: its own end counts.
+    assert statuses(started(), expired(), succeeded())[1:] == ["running", "running", "completed"]
+
+
+def test_a_replay_is_shown_and_changes_no_status() -> None:
+    state = fold(SUBMITTED, (started(), failed(), dead()), Marks(replayed_as=B))
+    assert (state.status, state.replayed_as) == (TaskStatus.DEAD, B)
 
 
 def test_a_task_that_is_given_up() -> None:
@@ -225,6 +294,14 @@ lives = st.lists(
         st.builds(lambda execution, at: released(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda execution, at: failed(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda execution, at: succeeded(execution, at=at), executions, st.integers(0, 99)),
+        st.builds(
+            lambda execution, alone, at: crashed(execution, alone=alone, at=at),
+            executions,
+            st.booleans(),
+            st.integers(0, 99),
+        ),
+        st.builds(lambda attempt, at: retry(attempt=attempt, at=at), st.integers(1, 3), st.integers(0, 99)),
+        st.builds(lambda at: expired(at=at), st.integers(0, 99)),
         st.builds(lambda at: dead(at=at), st.integers(0, 99)),
     ),
     max_size=12,
