@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import click
@@ -18,7 +19,9 @@ from taskline.infra.local.config import StackConfig
 from taskline.infra.local.stack import LocalStack
 from taskline.settings import Settings, as_environment
 
-STAGES = ("producer", "worker", "projector", "view_read", "api_read")
+# Stages that need no servers.
+ALONE = ("children",)
+STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_read", "delay", "replay")
 _LIBRARIES = ("confluent-kafka", "fastavro", "faust-streaming", "cassandra-driver", "fastapi", "uvicorn")
 
 
@@ -28,23 +31,31 @@ def main(stages: tuple[str, ...]) -> None:
     """Run the STAGES (all by default), one after another."""
     libraries = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; {libraries}")
-    failed = []
-    with LocalStack(StackConfig(ephemeral=True)).running() as stack:
-        settings = Settings.model_validate(
-            {
-                "kafka": {"bootstrap_servers": stack.bootstrap_servers},
-                "cassandra": {"contact_points": stack.contact_points, "port": stack.cassandra_port},
-            }
-        )
-        for stage in stages or STAGES:
-            print(f"\n== {stage}", flush=True)
-            command = [sys.executable, "-m", f"bench.{stage}"]
-            if subprocess.run(
-                command, env=dict(os.environ) | as_environment(settings), check=False
-            ).returncode:
-                failed.append(stage)
+    chosen = stages or STAGES
+    if set(chosen) <= set(ALONE):
+        failed = run(chosen, {})
+    else:
+        with LocalStack(StackConfig(ephemeral=True)).running() as stack:
+            settings = Settings.model_validate(
+                {
+                    "kafka": {"bootstrap_servers": stack.bootstrap_servers},
+                    "cassandra": {"contact_points": stack.contact_points, "port": stack.cassandra_port},
+                }
+            )
+            failed = run(chosen, as_environment(settings))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def run(stages: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Run stages in processes of their own; those that failed."""
+    failed = []
+    for stage in stages:
+        print(f"\n== {stage}", flush=True)
+        command = [sys.executable, "-m", f"bench.{stage}"]
+        if subprocess.run(command, env=os.environ | dict(environment), check=False).returncode:
+            failed.append(stage)
+    return failed
 
 
 if __name__ == "__main__":

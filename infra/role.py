@@ -51,7 +51,7 @@ def run_role(
     configure_logging(telemetry)
     port, stop_metrics = serve_metrics(telemetry)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_supervised(name, port, body))
     finally:
         stop_metrics()
@@ -74,7 +74,8 @@ async def _supervised(
     log.info("stopped", role=name)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the event loops of this process: uvloop's where it is installed; None: asyncio's own."""
     try:
         import uvloop  # noqa: PLC0415 - optional
     except ImportError:

@@ -5,6 +5,9 @@ first out, and its forwarder needs to look at its head only, however many wait b
 what has less than its length left; what it holds is bounded by what is due within that time.
 
 Each hop leaves less than twice the tier's length, so a delay takes about two hops per factor of ten of its length.
+
+A delay of just a tier's length, which people like to choose, is a few ms short of it by the time that it gets there. It is taken all the same: a
+record never stays beyond its due time, so at worst it waits behind one that came within those ms, for no longer than they are.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from taskline.settings import duration_ms
 # What a submitter may ask for (design: any delay from 0.1 s to 365 d).
 MIN_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 365 * 86_400
+# How much a record may be short of a tier's length: from a submission to its second append takes some 5 ms, more on a busy machine. It
+# is the lateness that this can cost, so it is a small part of a short tier.
+SLACK_MS = 20
+_SLACK_SHARE = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -55,9 +62,13 @@ class Tiers:
         return self.tiers[0]
 
     def next_stop(self, remaining_ms: int) -> Tier:
-        """Where a record waits that is due in `remaining_ms` (above 0): the longest tier that is not too long."""
-        index = bisect_right(self.tiers, remaining_ms, key=lambda tier: tier.duration_ms)
+        """Where a record waits that is due in `remaining_ms` (above 0): the longest tier that is not too long, give or take SLACK_MS."""
+        index = bisect_right(self.tiers, remaining_ms, key=_least_remaining_ms)
         return self.tiers[max(index - 1, 0)]
+
+
+def _least_remaining_ms(tier: Tier) -> int:
+    return tier.duration_ms - min(SLACK_MS, tier.duration_ms // _SLACK_SHARE)
 
 
 def tier_of(name: str) -> Tier:

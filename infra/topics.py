@@ -140,4 +140,4 @@ def projected_topics(settings: Settings) -> tuple[str, ...]:
     """The topics that a projector reads."""
     names = Topics(namespace=settings.kafka.namespace)
     dispatch = (names.dispatch(queue, priority) for queue in settings.topics.queues for priority in Priority)
-    return (*dispatch, names.scheduled, names.lifecycle)
+    return (*dispatch, names.scheduled, names.lifecycle, names.dlq)

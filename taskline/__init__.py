@@ -11,19 +11,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskline.errors import TasklineError
+    from taskline.errors import Permanent, Retry, SoftTimeout, TasklineError
     from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle, TaskProducer
-    from taskline.schemas.events import Priority
+    from taskline.schemas.events import ErrorCategory, Priority
     from taskline.settings import Settings, load_settings
-    from taskline.workers import Registry, Task, TaskContext, task
+    from taskline.workers import Registry, RetryPolicy, Task, TaskContext, task
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncTaskProducer",
+    "ErrorCategory",
+    "Permanent",
     "Priority",
     "Registry",
+    "Retry",
+    "RetryPolicy",
     "Settings",
+    "SoftTimeout",
     "Submission",
     "Task",
     "TaskContext",
@@ -37,11 +42,11 @@ __all__ = [
 
 # Where each name lives. Loaded on first use: `import taskline.errors` must not pull in Kafka clients.
 _HOMES = {
-    "taskline.errors": ("TasklineError",),
+    "taskline.errors": ("Permanent", "Retry", "SoftTimeout", "TasklineError"),
     "taskline.producers": ("AsyncTaskProducer", "Submission", "TaskFailure", "TaskHandle", "TaskProducer"),
-    "taskline.schemas.events": ("Priority",),
+    "taskline.schemas.events": ("ErrorCategory", "Priority"),
     "taskline.settings": ("Settings", "load_settings"),
-    "taskline.workers": ("Registry", "Task", "TaskContext", "task"),
+    "taskline.workers": ("Registry", "RetryPolicy", "Task", "TaskContext", "task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

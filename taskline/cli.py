@@ -16,6 +16,9 @@ from taskline.settings import load_settings
 # command → (module that defines it, its attribute there, the extra it needs, one line of help)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "api": ("taskline.api.cli", "api", "api", "Serve the HTTP API."),
+    "delay": ("taskline.processors.delay_cli", "delay", "", "Move what waits to where it is due."),
+    "dlq": ("taskline.producers.dlq_cli", "dlq", "view", "Look at dead letters, replay and discard them."),
+    "keys": ("taskline.api.keys_cli", "keys", "api", "Make, list and revoke API keys."),
     "local": ("taskline.infra.local.cli", "local", "local", "Run Kafka and Cassandra on this machine."),
     "projector": ("taskline.processors.cli", "projector", "projector", "Fold the log into the view."),
     "submit": ("taskline.producers.cli", "submit", "", "Submit one task."),

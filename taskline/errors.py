@@ -7,7 +7,9 @@ are chained (`raise … from error`), never hidden.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from datetime import timedelta
 
 
 class TasklineError(Exception):
@@ -66,6 +68,10 @@ class InvalidTaskId(InvalidRequest):
     """A task id is not a UUIDv7 that Taskline can have minted."""
 
 
+class InvalidCursor(InvalidRequest):
+    """A cursor that no listing gave, or that belongs to a listing with other filters."""
+
+
 class TaskNotFound(TasklineError):
     """No task of that id is visible to that tenant: unknown, another tenant's, forgotten, or not in the view yet."""
 
@@ -101,6 +107,40 @@ class InvalidResult(TasklineError):
 
 class SoftTimeout(TasklineError):
     """Raised inside a handler when its soft time limit has passed: finish now, the hard limit is near."""
+
+
+class Retry(TasklineError):
+    """Raised by a handler: try again later. It counts as a retry; without one left the task is a dead letter."""
+
+    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+        """Ask for another attempt.
+
+        Args:
+            after: exactly how long from now, in seconds or as a timedelta; None: as the retry policy says.
+            reason: for whoever reads the task's last error.
+
+        Raises:
+            ValueError: `after` is negative or no number.
+        """
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"Retry(after={after!r}): not a time from 0 s")
+        self.after_seconds = None if seconds is None else float(seconds)
+        self.reason = reason
+        super().__init__(reason or "the handler asked for another attempt")
+
+    def __reduce__(self) -> tuple[type[Retry], tuple[float | None, str]]:
+        """Pickled by its fields, since `args` is the text."""
+        return (type(self), (self.after_seconds, self.reason))
+
+
+class Permanent(TasklineError):
+    """Raised by a handler: no attempt can help; the task is a dead letter at once."""
+
+    def __init__(self, reason: str = "") -> None:
+        """Say why, for whoever reads the dead letter."""
+        self.reason = reason
+        super().__init__(reason)
 
 
 class InvalidSettings(TasklineError):
@@ -192,6 +232,75 @@ class OffsetLost(TasklineError):
             "were run, or the topic was deleted and made again. Decide where to go on, and set the group's offsets "
             "(kafka-consumer-groups --reset-offsets)"
         )
+
+
+class RecordGone(TasklineError):
+    """The record is not in the log any more: retention has deleted it, or the topic was made anew."""
+
+    def __init__(self, position: object) -> None:
+        """Say where it stood."""
+        self.position = position
+        super().__init__(f"there is no record at {position} any more")
+
+
+# ---- dead letters ------------------------------------------------------------------------------------------
+
+
+class DeadLetterError(TasklineError):
+    """A dead letter can't be read, or nothing can be done about it any more."""
+
+    def __init__(self, letter_id: object, message: str) -> None:
+        """Name the letter."""
+        self.letter_id = letter_id
+        super().__init__(message)
+
+
+class LetterNotFound(DeadLetterError):
+    """No dead letter of that id is visible to that tenant: there is none, its retention is over, or it is not in the view yet."""
+
+    def __init__(self, letter_id: object) -> None:
+        """Name the letter."""
+        super().__init__(letter_id, f"no dead letter {letter_id}")
+
+
+class LetterResolved(DeadLetterError):
+    """The dead letter was replayed or discarded before."""
+
+    def __init__(self, letter_id: object, action: str, replayed_as: object | None = None) -> None:
+        """Say what was done, and as which task it was replayed."""
+        self.action = action
+        self.replayed_as = replayed_as
+        what = action if replayed_as is None else f"{action} as {replayed_as}"
+        super().__init__(letter_id, f"dead letter {letter_id} was {what} before")
+
+
+class LetterGone(DeadLetterError):
+    """The dead letter is still listed, but the log has deleted it: its retention is over."""
+
+    def __init__(self, letter_id: object, position: object) -> None:
+        """Name the letter and where it stood."""
+        self.position = position
+        super().__init__(
+            letter_id,
+            f"dead letter {letter_id} is not in the log any more (it stood at {position}; topics.dlq_retention_days)",
+        )
+
+
+class GenerationsExhausted(DeadLetterError):
+    """The task has been replayed as often as is allowed, and has died each time."""
+
+    def __init__(self, letter_id: object, generation: int, limit: int) -> None:
+        """Give the generation that a replay would have, and the limit."""
+        self.generation = generation
+        self.limit = limit
+        super().__init__(
+            letter_id,
+            f"dead letter {letter_id} can't be replayed: it would be generation {generation}, and dlq.max_generations is {limit}",
+        )
+
+
+class NotReplayable(DeadLetterError):
+    """The dead letter holds nothing that could be run again."""
 
 
 # ---- the local machine -------------------------------------------------------------------------------------

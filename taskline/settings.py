@@ -32,6 +32,8 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DEFAULT_TIERS = ("500ms", "1s", "2s", "5s", "10s", "20s", "1m", "2m", "5m", "10m", "20m", "1h", "2h", "5h", "12h", "1d", "2d", "7d")  # fmt: skip
 # Lists of names, which a variable gives separated by commas.
 _LISTS = frozenset({"queues", "tiers"})
+# Two thirds of a year: with its random factor a wait stays within the longest delay.
+MAX_RETRY_CAP_SECONDS = 365 * 86_400 / 1.5
 QueueName = Annotated[str, Field(pattern=QUEUE_NAME)]
 
 
@@ -223,7 +225,52 @@ class WorkerSettings(_Section):
     max_result_bytes: int = Field(
         65_536, ge=0, description="Largest encoded result; a bigger one is a permanent failure."
     )
-    threads: int = Field(16, ge=1, le=1_000, description="Threads for plain (not async) handlers.")
+    children: int = Field(
+        4,
+        ge=1,
+        le=1_000,
+        description="Child processes for plain (not async) handlers, each of which runs one at a time: so many run at once. About the number of cores for handlers that compute; more for handlers that wait.",
+    )
+    coroutines: Literal["child", "inline"] = Field(
+        "child",
+        description="Where async handlers run. child: in child processes, so that a blocked loop or a crash takes no more than them; inline: on the worker's own loop, cheaper, for handlers that are trusted never to block.",
+    )
+    loop_children: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Child processes for async handlers, each of which runs many at once. More: more cores used, fewer handlers hit by a crash.",
+    )
+    loop_stall_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="A child process whose event loop has not turned for so long is killed, with all handlers in it. Shorter: less time lost to a handler that blocks; longer: kinder to ones that compute.",
+    )
+    threads: int = Field(
+        16, ge=1, le=1_000, description='Threads for plain handlers that ask for them (isolation="thread").'
+    )
+    retry_base_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="The wait before the first retry of a task whose type has no policy of its own; each wait is multiplied by a random 0.5 to 1.5. Shorter: quicker over a hiccup; longer: kinder to what is broken.",
+    )
+    retry_multiplier: float = Field(
+        10.0,
+        ge=1,
+        description="How much longer each further wait is than the one before it.",
+    )
+    retry_cap_seconds: float = Field(
+        3_600.0,
+        ge=0,
+        le=MAX_RETRY_CAP_SECONDS,
+        description="The longest wait between two attempts, before its random factor.",
+    )
+    poison_deaths: int = Field(
+        3,
+        ge=1,
+        le=1_000,
+        description="A task that has killed so many processes in which nothing else ran is put on the dead-letter topic, whatever its retries. Fewer: less harm; more: kinder to tasks that died of something else, such as a machine without memory.",
+    )
 
 
 class DelaySettings(_Section):
@@ -326,10 +373,59 @@ class ApiSettings(_Section):
         ge=1,
         description="Requests that a process serves at once; more are refused with 503. Bounds memory: each may hold a body.",
     )
+    max_waiting: int = Field(
+        2_000,
+        ge=0,
+        description="Requests that may wait for a task's end (?wait=) at once; more are refused with 503. They do not count as in flight. Each holds a connection and a few KB; all together read the view at most 200 times a second.",
+    )
+    ended_cache_bytes: int = Field(
+        16_777_216,
+        ge=0,
+        description="Memory for answers about ended tasks, whose state can't change, so that asking again does not read the view; 0: none are kept.",
+    )
     shutdown_delay_seconds: float = Field(
         1.0,
         ge=0,
         description="How long the API goes on serving, with /readyz at 503, after it was asked to stop. Behind a balancer: at least the interval of its checks.",
+    )
+    auth: Literal["keys", "off"] = Field(
+        "keys",
+        description="keys: every request but probes, metrics and the API's description needs an API key. off: everybody is let in, as anonymous_tenant; logged at start and shown by the metric taskline_api_authentication_off.",
+    )
+    anonymous_tenant: str = Field(
+        "default", min_length=1, max_length=200, description="With auth = off: whose every task is."
+    )
+    key_cache_seconds: float = Field(
+        30.0,
+        ge=0,
+        description="How long a process goes on with what it last read of an API key. A revoked key works for that long; shorter: more reads of Cassandra.",
+    )
+    key_stale_seconds: float = Field(
+        3_600.0,
+        ge=0,
+        description="While Cassandra does not answer: how long a key that was read before goes on working. Longer: submissions outlast longer outages; a revoked key does too.",
+    )
+    rate_limit_storage: SecretStr = Field(
+        SecretStr("memory://"),
+        description="Where rate limits are counted. memory:// (the default): in each process, so that n processes let n times as much through; redis://[:password@]host:port/db (also rediss, redis+unix; extra `redis`): by all together.",
+    )
+    rate_limit_submissions_per_tenant: str | None = Field(
+        None,
+        description='Most tasks that a tenant may submit, as "1000/second; 100000/minute"; a batch counts each task. None: no limit.',
+    )
+    rate_limit_submissions_per_key: str | None = Field(
+        None, description="As rate_limit_submissions_per_tenant, for each API key."
+    )
+    rate_limit_reads_per_tenant: str | None = Field(
+        None, description="Most reading requests that a tenant may make, in the same form. None: no limit."
+    )
+    rate_limit_reads_per_key: str | None = Field(
+        None, description="As rate_limit_reads_per_tenant, for each API key."
+    )
+    rate_limit_timeout_ms: float = Field(
+        50.0,
+        gt=0,
+        description="How long a request waits for the counters in Redis; after that it passes uncounted, and so do those of the next second.",
     )
 
 

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from taskline.workers.context import TaskContext
 from taskline.workers.registry import Registry, Task, load_registry, task
+from taskline.workers.retry import RetryPolicy
 
-__all__ = ["Registry", "Task", "TaskContext", "load_registry", "task"]
+__all__ = ["Registry", "RetryPolicy", "Task", "TaskContext", "load_registry", "task"]

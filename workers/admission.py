@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taskline.errors import Unavailable, UndecodablePayload, UndecodableRecord, UnknownTaskType
-from taskline.infra.log import HEADER_ATTEMPT, InRecord
+from taskline.infra.log import HEADER_ATTEMPT, HEADER_DEATHS, Headers, InRecord
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import TaskSubmitted
 from taskline.schemas.payloads import PayloadSchema
@@ -15,8 +15,8 @@ from taskline.workers.registry import Registry, Task
 UNREGISTERED = "unregistered"
 PAYLOAD_UNDECODABLE = "payload_undecodable"
 
-# Decimal digits of an attempt that a header may have; int() of a longer one is somebody's attack.
-_MAX_ATTEMPT_DIGITS = 9
+# Decimal digits of a number that a header may have; int() of a longer one is somebody's attack.
+_MAX_DIGITS = 9
 
 
 class WriterSchemas(Protocol):
@@ -33,6 +33,8 @@ class Admitted:
 
     submission: TaskSubmitted
     attempt: int
+    # How many processes earlier attempts have killed that ran nothing else.
+    deaths: int = 0
     task: Task
     # The payload as plain values, which any process can be sent; `Task.instance` makes the handler's argument of it.
     value: Any
@@ -72,15 +74,13 @@ def admit(record: InRecord, registry: Registry, codec: Codec, types: WriterSchem
     """Decide what becomes of a dispatch record."""
     try:
         submission = codec.decode(record.value, TaskSubmitted)
+        attempt = _number(record.headers, HEADER_ATTEMPT, least=1, otherwise=1)
+        deaths = _number(record.headers, HEADER_DEATHS, least=0, otherwise=0)
     except UndecodableRecord as error:
         return Undecodable(cause=str(error))
     except Unavailable:
         # The schema registry: it says nothing about the record.
         return NotYet(rejection=None)
-    header = record.headers.get(HEADER_ATTEMPT)
-    attempt = 1 if header is None else _attempt(header)
-    if attempt is None:
-        return Undecodable(cause=f"header {HEADER_ATTEMPT} is not a number from 1")
     task = registry.get(submission.task_type)
     if task is None:
         return Rejected(
@@ -96,7 +96,9 @@ def admit(record: InRecord, registry: Registry, codec: Codec, types: WriterSchem
         # Decoders and users' own validators raise what they like; one bad payload must not stop the others.
         rejection = Rejected(submission=submission, attempt=attempt, reason=PAYLOAD_UNDECODABLE, error=error)
         return NotYet(rejection=rejection) if isinstance(error, _UnknownWriterError) else rejection
-    return Admitted(submission=submission, attempt=attempt, task=task, value=value, payload=payload)
+    return Admitted(
+        submission=submission, attempt=attempt, deaths=deaths, task=task, value=value, payload=payload
+    )
 
 
 class _UnknownWriterError(UndecodablePayload):
@@ -115,7 +117,10 @@ def _value(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any: 
     return task.type.decode(submission.payload, fingerprint, types.writer_schema)
 
 
-def _attempt(header: bytes | None) -> int | None:
-    if not header or len(header) > _MAX_ATTEMPT_DIGITS or not header.isdigit():
-        return None
-    return int(header) or None
+def _number(headers: Headers, name: str, *, least: int, otherwise: int) -> int:
+    header = headers.get(name)
+    if header is None:
+        return otherwise
+    if len(header) > _MAX_DIGITS or not header.isdigit() or int(header) < least:
+        raise UndecodableRecord(f"header {name} is not a number from {least}")
+    return int(header)

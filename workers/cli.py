@@ -31,4 +31,4 @@ def worker(settings: Settings, /, registry: str, queue: str, concurrency: int | 
     if concurrency is not None:
         chosen = settings.worker.model_copy(update={"concurrency": concurrency})
         settings = settings.model_copy(update={"worker": chosen})
-    main(settings, load_registry(registry), queue)
+    main(settings, load_registry(registry), queue, reference=registry)

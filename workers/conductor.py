@@ -1,43 +1,60 @@
 """One task's way through a worker, once it was taken from the buffer.
 
-Invariant, and the order of every execution: Started is acknowledged before the handler's first line; the outcome is acknowledged
-before the record's offset counts as done. So a crash at any point leaves either a task that nobody has finished,
-and that runs again, or one whose end is in the log.
+Invariant, and the order of every execution: Started is acknowledged before the handler's first line; the outcome, and whatever follows
+from it (the next attempt, the dead letter), is acknowledged before the record's offset counts as done. So a crash at any point leaves
+either a task that nobody has finished, and that runs again, or one whose end is in the log.
+
+One way leads back: an execution whose process died of something that ran beside it has no outcome. Its record is not done; the
+engine runs it again, alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import structlog
 
 from taskline.errors import InvalidResult
+from taskline.schemas.events import ErrorCategory
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
 from taskline.workers.admission import Admitted, Rejected
 from taskline.workers.context import TaskContext
 from taskline.workers.execution import Execution, Phase
+from taskline.workers.executor import ChildDied, EncodedResult, HandlerFailed
+from taskline.workers.failure import Failure, crashed, failure_of, timed_out
 from taskline.workers.outcome import encode_result
 from taskline.workers.ports import WorkerPorts
-from taskline.workers.recorder import Recorder
+from taskline.workers.recorder import Recorder, deaths_of
+from taskline.workers.retry import Bury, Expire, RetryAt, RetryPolicy, Spent, decide
 
 log = structlog.get_logger(__name__)
 
 # How long a coroutine that was cancelled may take to end before it is left behind.
 CANCEL_GRACE_SECONDS = 2.0
 _MS = 1_000
+# How metrics call an execution's end; any other is "failed".
+_OUTCOMES = {ErrorCategory.TIMEOUT: "timed_out", ErrorCategory.CRASH: "crashed"}
 
 
 class Conductor:
     """Takes executions all the way; holds nothing between them."""
 
     def __init__(self, ports: WorkerPorts, recorder: Recorder, settings: WorkerSettings) -> None:
-        """Time limits and the result's bound come from the settings."""
+        """Time limits, the result's bound and what follows a failure come from the settings."""
         self._clock = ports.clock
+        self._rng: random.Random = ports.rng
         self._recorder = recorder
         self._default_limit = settings.default_timeout_seconds
         self._max_result_bytes = settings.max_result_bytes
+        self._poison_deaths = settings.poison_deaths
+        self._policy = RetryPolicy(
+            base_seconds=settings.retry_base_seconds,
+            multiplier=settings.retry_multiplier,
+            cap_seconds=settings.retry_cap_seconds,
+        )
 
     async def perform(self, run: Execution, slot_free: Callable[[], None]) -> None:
         """Started, handler, outcome, done. `slot_free` is called once the handler is over."""
@@ -50,6 +67,13 @@ class Conductor:
         run.phase = Phase.SETTLING
         slot_free()
         await self._settle(run, admitted)
+        if not run.again:
+            run.waiting.assignment.complete(run.position.offset)
+
+    async def expire(self, run: Execution) -> None:
+        """A task that is not worth starting any more: its end, done."""
+        assert run.admitted is not None  # noqa: S101 - the engine's own doing
+        await self._recorder.expired(run, run.admitted)
         run.waiting.assignment.complete(run.position.offset)
 
     async def reject(self, run: Execution, rejected: Rejected) -> None:
@@ -67,6 +91,8 @@ class Conductor:
         submission, task = admitted.submission, admitted.task
         limit_ms = submission.timeout_ms or task.type.timeout_ms
         limit = limit_ms / _MS if limit_ms else self._default_limit
+        run.limit_seconds = limit
+        soft = task.conduct.soft_timeout
         now_ms = self._clock.now_ms()
         ctx = TaskContext(
             task_id=submission.task_id,
@@ -77,6 +103,8 @@ class Conductor:
             queue=submission.queue,
             priority=submission.priority,
             deadline_ms=now_ms + round(limit * _MS),
+            # A task may ask for less time than its type: then the hard limit alone holds.
+            soft_deadline_ms=None if soft is None or soft >= limit else now_ms + round(soft * _MS),
             traceparent=submission.traceparent,
         )
         waited_ms = now_ms - run.waiting.record.timestamp_ms
@@ -90,9 +118,6 @@ class Conductor:
         finally:
             timer.cancel()
             metrics.handler_seconds(task.name).observe(loop.time() - begun)
-        # Whatever else a handler does when its time is up (return, or fail in its own way) is its outcome.
-        if run.left_behind or (run.timed_out and isinstance(run.error, asyncio.CancelledError)):
-            run.error = TimeoutError(f"the handler did not end within {limit:g} s")
 
     def _time_is_up(self, run: Execution) -> None:
         run.timed_out = True
@@ -116,20 +141,68 @@ class Conductor:
         )
 
     async def _settle(self, run: Execution, admitted: Admitted) -> None:
-        encoded: bytes | None = None
         result, run.result = run.result, None
         error, run.error = run.error, None
-        if error is None:
+        name = admitted.task.name
+        failure: Failure | None = None
+        if run.left_behind or (run.timed_out and isinstance(error, asyncio.CancelledError | ChildDied)):
+            # Whatever else a handler does when its time is up (return, or fail in its own way) is its outcome.
+            failure = timed_out(run.limit_seconds)
+        elif isinstance(error, ChildDied):
+            # A suspect runs alone, whatever its executor says: else it could take others down without end.
+            alone = error.alone or run.suspect
+            metrics.DEATHS.labels(name, str(alone).lower()).inc()
+            if not alone:
+                await self._recorder.crashed_beside_others(run, admitted, error.cause)
+                run.again = True
+                return
+            failure = crashed(error.cause)
+        elif isinstance(error, HandlerFailed):
+            failure = error.failure
+        elif error is not None:
+            failure = failure_of(error, admitted.task, now_ms=self._clock.now_ms())
+        if failure is None:
             try:
-                encoded = encode_result(result, self._max_result_bytes)
+                encoded = self._encoded(result)
             except InvalidResult as invalid:
-                error = invalid
-        if error is None:
-            metrics.tasks(admitted.task.name, "succeeded").inc()
-            await self._recorder.succeeded(run, admitted, encoded)
-        else:
-            metrics.tasks(admitted.task.name, "timed_out" if run.timed_out else "failed").inc()
-            await self._recorder.failed(run, admitted, error)
+                failure = failure_of(invalid, admitted.task)
+            else:
+                metrics.tasks(name, "succeeded").inc()
+                await self._recorder.succeeded(run, admitted, encoded)
+                return
+        metrics.tasks(name, _OUTCOMES.get(failure.category, "failed")).inc()
+        await self._follow(run, admitted, failure)
+
+    def _encoded(self, result: object) -> bytes | None:
+        """The result's bytes; those from another process were made and measured there."""
+        if isinstance(result, EncodedResult):
+            return result.data
+        return encode_result(result, self._max_result_bytes)
+
+    async def _follow(self, run: Execution, admitted: Admitted, failure: Failure) -> None:
+        submission = admitted.submission
+        trail = self._recorder.trail(run, admitted.attempt, failure)
+        decision = decide(
+            failure,
+            Spent(
+                attempt=admitted.attempt,
+                max_retries=submission.max_retries,
+                start_by=submission.start_by,
+                deaths=deaths_of(admitted, failure),
+                server_errors=trail.server_errors,
+            ),
+            admitted.task.conduct.retry or self._policy,
+            poison_deaths=self._poison_deaths,
+            now_ms=self._clock.now_ms(),
+            rng=self._rng,
+        )
+        match decision:
+            case RetryAt():
+                await self._recorder.retried(run, admitted, failure, decision.due_ms)
+            case Bury():
+                await self._recorder.buried(run, admitted, failure, decision.reason)
+            case Expire():
+                await self._recorder.expired(run, admitted, failure)
 
 
 async def _guarded(run: Execution, admitted: Admitted, ctx: TaskContext) -> None:

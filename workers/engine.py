@@ -5,6 +5,8 @@ Invariants:
 - An offset is done only when its outcome is acknowledged (`conductor`), and only while its partition is ours (`feed`).
 - Nothing waits without a bound in memory: the buffer by worker.prefetch, a partition's window by worker.window, running
   handlers by the slots, unacknowledged outcomes by MAX_UNSETTLED_PER_SLOT.
+- An attempt that is in flight or over here is not run from another place in the log (`duplicates`).
+- What was in a process that died is run again alone (a *suspect*), and only what dies alone is held against a task.
 - Nothing that a handler raises, and no absence of the log, ends the worker.
 """
 
@@ -19,15 +21,16 @@ from typing import Any
 import structlog
 
 from taskline.infra.log import Position
+from taskline.infra.tiers import Tiers
 from taskline.infra.topics import Topics
 from taskline.schemas.events import Priority
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
-from taskline.workers.admission import Admitted, NotYet, Rejected, Undecodable, admit
+from taskline.workers.admission import Rejected, Undecodable
 from taskline.workers.conductor import CANCEL_GRACE_SECONDS, Conductor
-from taskline.workers.dispatch import StrictDispatcher
 from taskline.workers.execution import Execution, Phase
 from taskline.workers.feed import Assignment, Feed, Waiting
+from taskline.workers.lobby import Lobby
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.recorder import Recorder
 from taskline.workers.registry import Registry
@@ -40,9 +43,6 @@ MAX_UNSETTLED_PER_SLOT = 4
 _LEAST_MAX_UNSETTLED = 256
 # A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
 RELEASE_SECONDS = 3.0
-# A submitter registers its type before it submits, but this process may hear of the one after the other.
-SCHEMA_PATIENCE_SECONDS = 10.0
-_SCHEMA_PAUSE_SECONDS = 0.25
 SHUTDOWN = "shutdown"
 REVOKED = "revoked"
 LOST = "lost"
@@ -52,7 +52,14 @@ class WorkerEngine:
     """Runs one registry's handlers on the records of its intakes."""
 
     def __init__(
-        self, registry: Registry, ports: WorkerPorts, settings: WorkerSettings, *, topics: Topics, worker: str
+        self,
+        registry: Registry,
+        ports: WorkerPorts,
+        settings: WorkerSettings,
+        *,
+        topics: Topics,
+        tiers: Tiers,
+        worker: str,
     ) -> None:
         """Plug an engine together; `run` starts it.
 
@@ -60,24 +67,20 @@ class WorkerEngine:
             registry: the tasks to serve; any other is a dead letter.
             ports: everything around.
             settings: bounds and time limits.
-            topics: names the dead-letter topic.
+            topics: names the dead-letter topic and the delay tiers.
+            tiers: in which retries wait.
             worker: this process's name in the log.
         """
-        self._registry = registry
         self._ports = ports
         self._settings = settings
-        self._recorder = Recorder(ports, worker=worker, dlq=topics.dlq)
+        self._recorder = Recorder(ports, worker=worker, topics=topics, tiers=tiers)
         self._conductor = Conductor(ports, self._recorder, settings)
         self._feeds = {
             priority: Feed(priority, intake, self, settings) for priority, intake in ports.intakes.items()
         }
-        self._buffer: StrictDispatcher[Waiting] = StrictDispatcher()
-        # Admitted, and waiting for an executor that is full while slots are free.
-        self._parked: StrictDispatcher[Execution] = StrictDispatcher()
-        # Waiting for their payload's schema to become known.
-        self._deferred: set[Waiting] = set()
         self._slots = Slots(settings.concurrency)
-        # What was taken from the buffer and is not over.
+        self._lobby = Lobby(registry, ports, room=self._slots.room, changed=self._schedule_pump)
+        # What was taken from the lobby and is not over.
         self._running: set[Execution] = set()
         # Those of them that need no slot any more, or never did.
         self._unsettled = 0
@@ -117,8 +120,7 @@ class WorkerEngine:
 
     def offer(self, waiting: Sequence[Waiting], priority: Priority) -> None:
         """See `FeedHost`."""
-        for each in waiting:
-            self._buffer.put(priority, each)
+        self._lobby.offer(waiting, priority)
         self._schedule_pump()
 
     async def drain(self, assignments: Sequence[Assignment]) -> None:
@@ -161,7 +163,7 @@ class WorkerEngine:
             return
         try:
             while self._slots.free and self._unsettled < self._max_unsettled:
-                run = self._take_parked() or self._take_buffered()
+                run = self._lobby.next()
                 if run is None:
                     break
                 self._begin(run)
@@ -171,64 +173,28 @@ class WorkerEngine:
             # Raised into the event loop it would only be logged, and the worker would stand still.
             self.fail(error)
 
-    def _take_parked(self) -> Execution | None:
-        if not len(self._parked) or not self._slots.room(self._ports.functions):
-            return None
-        parked, buffered = self._parked.urgency(), self._buffer.urgency()
-        assert parked is not None  # noqa: S101 - not empty
-        if buffered is not None and buffered < parked:
-            return None
-        run = self._parked.take()
-        if run is not None:
-            run.waiting.assignment.feed.left_buffer(1)
-        return run
-
-    def _take_buffered(self) -> Execution | None:
-        """The next execution that can begin; on the way, what can't is settled, parked or deferred."""
-        while self._unsettled < self._max_unsettled and (waiting := self._buffer.take()) is not None:
-            run = self._admit(waiting)
-            if run is not None:
-                waiting.assignment.feed.left_buffer(1)
-                return run
-        return None
-
-    def _admit(self, waiting: Waiting) -> Execution | None:
-        admission = admit(waiting.record, self._registry, self._ports.codec, self._ports.types)
-        if isinstance(admission, Admitted):
-            executor = self._ports.coroutines if admission.task.is_async else self._ports.functions
-            run = Execution(waiting, admission, executor)
-            if self._slots.room(executor):
-                return run
-            self._parked.put(waiting.priority, run)
-            return None
-        if isinstance(admission, NotYet):
-            waiting.tries += 1
-            waited = waiting.tries * _SCHEMA_PAUSE_SECONDS
-            if admission.rejection is None or waited <= SCHEMA_PATIENCE_SECONDS:
-                self._deferred.add(waiting)
-                asyncio.get_running_loop().call_later(_SCHEMA_PAUSE_SECONDS, self._again, waiting)
-                return None
-            admission = admission.rejection
-        waiting.assignment.feed.left_buffer(1)
-        run = Execution(waiting, None, None)
-        self._unsettled += 1
-        if isinstance(admission, Undecodable):
-            self._launch(run, self._conductor.bury(run, admission.cause))
-        elif isinstance(admission, Rejected):
-            self._launch(run, self._conductor.reject(run, admission))
-        return None
-
-    def _again(self, waiting: Waiting) -> None:
-        if waiting in self._deferred:
-            self._deferred.discard(waiting)
-            self._buffer.put(waiting.priority, waiting)
-            self._schedule_pump()
-
     def _begin(self, run: Execution) -> None:
-        assert run.executor is not None  # noqa: S101 - admitted
+        refusal = self._refusal(run)
+        if refusal is not None:
+            run.phase = Phase.SETTLING
+            self._unsettled += 1
+            self._launch(run, refusal)
+            return
+        assert run.executor is not None  # noqa: S101 - what has none is refused
         self._slots.take(run.executor)
         run.slot = True
         self._launch(run, self._conductor.perform(run, partial(self._handler_over, run)))
+
+    def _refusal(self, run: Execution) -> Coroutine[Any, Any, None] | None:
+        """The way of what needs no slot, since its handler is not run; None: it is."""
+        if isinstance(run.refused, Undecodable):
+            return self._conductor.bury(run, run.refused.cause)
+        if isinstance(run.refused, Rejected):
+            return self._conductor.reject(run, run.refused)
+        start_by = None if run.admitted is None else run.admitted.submission.start_by
+        if start_by is not None and self._ports.clock.now_ms() > start_by:
+            return self._conductor.expire(run)
+        return None
 
     def _launch(self, run: Execution, way: Coroutine[Any, Any, None]) -> None:
         self._running.add(run)
@@ -253,6 +219,10 @@ class WorkerEngine:
             # record, and with it its partition, undone for ever.
             log.error("worker fault", exc_info=error, topic=run.position.topic, offset=run.position.offset)
             self.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        elif run.again and not run.leaving and not outer.cancelled():
+            self._lobby.run_alone(run)
+        else:
+            self._lobby.over(run, ended=not outer.cancelled() and not run.again)
 
     def _give_slot(self, run: Execution) -> None:
         if not run.slot or run.executor is None:
@@ -269,16 +239,14 @@ class WorkerEngine:
     # ---- giving partitions back ---------------------------------------------------------------------------------
 
     def _take_back(self, assignments: Sequence[Assignment]) -> list[Execution]:
-        """Drop what is buffered of these; return what was taken from the buffer and is not over."""
+        """Drop what waits of these; return what was taken from the lobby and is not over."""
         leaving = set(assignments)
-        dropped = self._buffer.drop(lambda waiting: waiting.assignment in leaving)
-        dropped += [run.waiting for run in self._parked.drop(lambda run: run.waiting.assignment in leaving)]
-        dropped += [waiting for waiting in self._deferred if waiting.assignment in leaving]
-        self._deferred.difference_update(dropped)
-        for waiting in dropped:
-            waiting.assignment.feed.left_buffer(1)
+        self._lobby.leave(leaving)
         self._schedule_pump()
-        return [run for run in self._running if run.waiting.assignment in leaving]
+        running = [run for run in self._running if run.waiting.assignment in leaving]
+        for run in running:
+            run.leaving = True
+        return running
 
     async def _hand_back(self, runs: Sequence[Execution], reason: str) -> None:
         """Stop executions where they are; their offsets stay undone, and what was begun reads pending again."""
@@ -307,7 +275,7 @@ class WorkerEngine:
 
     async def _leave(self) -> None:
         held = [assignment for feed in self._feeds.values() for assignment in feed.assignments]
-        log.info("draining", running=self._slots.used, unsettled=self._unsettled, buffered=len(self._buffer))
+        log.info("draining", running=self._slots.used, unsettled=self._unsettled, buffered=len(self._lobby))
         await self.drain(held)
         # Their revocations find nothing left to wait for, and make the final commits.
         closing = [feed.close() for feed in self._feeds.values()]
@@ -317,8 +285,8 @@ class WorkerEngine:
         if self._chores:
             await asyncio.wait(self._chores)
         self._publish_gauges()
-        self._ports.coroutines.close()
-        self._ports.functions.close()
+        for executor in self._ports.executors:
+            executor.close()
 
     # ---- progress -----------------------------------------------------------------------------------------------
 

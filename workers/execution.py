@@ -10,7 +10,8 @@ from typing import Any
 
 from taskline.infra.log import Position
 from taskline.schemas.ids import TaskId, task_id_of
-from taskline.workers.admission import Admitted
+from taskline.workers.admission import Admitted, Rejected, Undecodable
+from taskline.workers.duplicates import Key
 from taskline.workers.executor import Executor
 from taskline.workers.feed import Waiting
 
@@ -39,26 +40,52 @@ class Execution:
 
     __slots__ = (
         "admitted",
+        "again",
+        "buffered",
         "ended",
         "error",
         "executor",
         "handler",
         "id",
+        "key",
+        "leaving",
         "left_behind",
+        "limit_seconds",
         "opened",
         "outer",
         "phase",
+        "refused",
         "result",
         "slot",
+        "suspect",
         "timed_out",
         "waiting",
     )
 
-    def __init__(self, waiting: Waiting, admitted: Admitted | None, executor: Executor | None) -> None:
-        """`admitted` and `executor` are None for what has no handler: it begins with its settlement."""
+    def __init__(
+        self,
+        waiting: Waiting,
+        admitted: Admitted | None,
+        executor: Executor | None,
+        *,
+        refused: Rejected | Undecodable | None = None,
+        suspect: bool = False,
+    ) -> None:
+        """`admitted` and `executor` are None for what is `refused`: it begins with its settlement."""
         self.waiting = waiting
         self.admitted = admitted
         self.executor = executor
+        self.refused = refused
+        # True: a process died under it or under an earlier attempt, so it runs alone.
+        self.suspect = suspect
+        # How its attempt is known among duplicates; None: it has none, or is counted under an earlier execution.
+        self.key: Key | None = None
+        # True: it counts among what its feed has buffered.
+        self.buffered = False
+        # True: its partition is being handed over, or is lost.
+        self.leaving = False
+        # True: its process died of something that ran beside it; the same record is to be run again, alone.
+        self.again = False
         # As in Started.execution.
         self.id = _random_id()
         self.phase = Phase.SETTLING if admitted is None else Phase.STARTING
@@ -71,7 +98,8 @@ class Execution:
         self.handler: asyncio.Task[None] | None = None
         # Resolves when the handler has ended or is waited for no longer.
         self.ended: Future[None] | None = None
-        # True: the time limit has passed while the handler ran.
+        # The time limit, and whether it has passed while the handler ran.
+        self.limit_seconds = 0.0
         self.timed_out = False
         # True: the handler runs on although nobody waits for it.
         self.left_behind = False
@@ -96,4 +124,6 @@ class Execution:
             facts["task_id"] = str(self.admitted.submission.task_id)
             facts["task_type"] = self.admitted.task.name
             facts["attempt"] = self.admitted.attempt
+            if self.suspect:
+                facts["suspect"] = True
         return facts

@@ -17,9 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from taskline.infra.role import Clock, SystemClock
 from taskline.workers.context import TaskContext
 from taskline.workers.failure import Failure
 from taskline.workers.registry import Task
+from taskline.workers.soft import SoftLimited
+
+_MS = 1_000
 
 
 class Executor(Protocol):
@@ -78,16 +82,27 @@ class EncodedResult:
 
 
 class InlineExecutor:
-    """Runs handlers on the event loop: coroutines, and plain functions that are known to return at once (tests)."""
+    """Runs handlers on the event loop: coroutines, and plain functions that are known to return at once (tests).
+
+    A coroutine's soft time limit is kept, a plain function's is not: nothing can be raised in what holds the loop up.
+    """
 
     interruptible = True
     capacity: int | None = None
     remote = False
 
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Soft limits are by `clock`; None: the machine's."""
+        self._clock = clock or SystemClock()
+
     async def run(self, task: Task, payload: Any, ctx: TaskContext) -> Any:  # noqa: ANN401 - a handler's own types
         """Call the handler, and await what it returns if it is a coroutine function."""
         result = task.call(payload, ctx)
-        return await result if task.is_async else result
+        if not task.is_async:
+            return result
+        if ctx.soft_deadline_ms is None:
+            return await result
+        return await SoftLimited(result, (ctx.soft_deadline_ms - self._clock.now_ms()) / _MS)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -169,14 +184,23 @@ class ThreadExecutor:
             ).start()
 
 
-def _call_plain(task: Task, payload: Any, ctx: TaskContext) -> Any:  # noqa: ANN401 - a handler's own types
-    result = task.call(payload, ctx)
+def refuse_awaitable(task: Task, result: Any) -> None:  # noqa: ANN401 - a handler's own types
+    """Be loud about what a plain handler returned, if it should have been awaited.
+
+    Raises:
+        TypeError: it is an awaitable.
+    """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
             f"the plain handler of {task.name!r} returned an awaitable: declare it with `async def`"
         )
+
+
+def _call_plain(task: Task, payload: Any, ctx: TaskContext) -> Any:  # noqa: ANN401 - a handler's own types
+    result = task.call(payload, ctx)
+    refuse_awaitable(task, result)
     return result
 
 

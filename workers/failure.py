@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
-from taskline.errors import InvalidResult
 from taskline.schemas.events import ErrorCategory
+from taskline.workers.classify import classify
 from taskline.workers.outcome import ErrorInfo, describe_error
 from taskline.workers.registry import Task
+
+# What stands for an exception's class where a process died instead, in the view too (taskline.state.fold).
+PROCESS_DIED = "ProcessDied"
+_MS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,15 +23,40 @@ class Failure:
     category: ErrorCategory
     # When to come back, as the error said: seconds from when it was raised; None: it did not.
     retry_after_seconds: float | None = None
+    # True: come back exactly then; False: not before.
+    exact: bool = False
     # False: another attempt can't help.
     retryable: bool = True
 
 
-def failure_of(error: BaseException, task: Task) -> Failure:
-    """Describe and judge what a handler of `task` raised, or what became of its result."""
-    permanent = isinstance(error, InvalidResult)
+def failure_of(error: BaseException, task: Task, *, now_ms: int | None = None) -> Failure:
+    """Describe and judge what a handler of `task` raised, or what became of its result.
+
+    Args:
+        error: what was raised.
+        task: whose handler it was.
+        now_ms: for a Retry-After that names an instant; None: by this process's clock.
+    """
+    verdict = classify(
+        error, task.conduct.classify, now_ms=round(time.time() * _MS) if now_ms is None else now_ms
+    )
     return Failure(
         info=describe_error(error),
-        category=ErrorCategory.PERMANENT if permanent else ErrorCategory.UNKNOWN,
-        retryable=not permanent,
+        category=verdict.category,
+        retry_after_seconds=verdict.retry_after_seconds,
+        exact=verdict.exact,
+        retryable=verdict.category is not ErrorCategory.PERMANENT,
     )
+
+
+def timed_out(limit_seconds: float) -> Failure:
+    """The attempt's own time limit has passed."""
+    return Failure(
+        info=describe_error(TimeoutError(f"the handler did not end within {limit_seconds:g} s")),
+        category=ErrorCategory.TIMEOUT,
+    )
+
+
+def crashed(cause: str) -> Failure:
+    """The process that ran the handler died under it, and nothing else ran in it."""
+    return Failure(info=ErrorInfo(error_class=PROCESS_DIED, message=cause), category=ErrorCategory.CRASH)

@@ -15,7 +15,7 @@ _PICKUP_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 120, 60
 
 TASKS = Counter(
     "taskline_worker_tasks",
-    "Executions that ended, by outcome: succeeded, failed, timed_out, released.",
+    "Executions that ended, by outcome: succeeded, failed, timed_out, crashed, released.",
     ["task_type", "outcome"],
 )
 HANDLER_SECONDS = Histogram(
@@ -46,8 +46,27 @@ COMMIT_FAILURES = Counter(
 )
 DEAD_LETTERS = Counter(
     "taskline_worker_dead_letters",
-    "Records put on the dead-letter topic: failed, unregistered, payload_undecodable, or undecodable bytes.",
+    "Records put on the dead-letter topic: exhausted, permanent, poison, unregistered, payload_undecodable, or undecodable bytes.",
     ["reason"],
+)
+RETRIES = Counter(
+    "taskline_worker_retries",
+    "Attempts that failed and are followed by another one, by what kind of error ended them.",
+    ["category"],
+)
+EXPIRED = Counter(
+    "taskline_worker_expired",
+    "Tasks that were not worth starting any more, at their first attempt or a later one.",
+    ["task_type"],
+)
+DEATHS = Counter(
+    "taskline_worker_handler_deaths",
+    "Executions whose process died under them: alone (the task's own doing), or beside others.",
+    ["task_type", "alone"],
+)
+DUPLICATES = Counter(
+    "taskline_worker_duplicates",
+    "Records that were not run, since the same attempt had been brought to its end here from another place in the log.",
 )
 SKIPPED = Counter(
     "taskline_worker_skipped",

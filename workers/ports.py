@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,7 +30,21 @@ class WorkerPorts:
     # Finds the schemas that payloads were written under: a TypeCatalogue or a TypeDirectory's.
     types: WriterSchemas
     clock: Clock
+    # For the jitter of retries.
+    rng: random.Random = field(default_factory=random.Random)
     # Runs `async def` handlers.
     coroutines: Executor = field(default_factory=InlineExecutor)
     # Runs `def` handlers: a ThreadExecutor, or an InlineExecutor where they are known to return at once.
     functions: Executor
+    # Runs what may kill its process, of both kinds, one at a time; None: it runs where it always does.
+    alone: Executor | None = None
+    # For tasks that ask for a place other than the usual one (`isolation`); None: they run in the usual one.
+    loops: Executor | None = None
+    inline: Executor | None = None
+    threads: Executor | None = None
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """All of them, each once."""
+        each = (self.coroutines, self.functions, self.alone, self.loops, self.inline, self.threads)
+        return tuple({id(executor): executor for executor in each if executor is not None}.values())

@@ -1,7 +1,8 @@
-"""What a worker writes about an execution: its start, its end, its dead letter.
+"""What a worker writes about an execution: its start, its end, and what follows from it.
 
-Invariant: a coroutine here returns only when what it writes is in the log. A dead letter is acknowledged before the DeadLettered
-that announces it, so that whoever reads `dead` finds the task on the dead-letter topic.
+Invariant: a coroutine here returns only when all that it writes is in the log. A dead letter is acknowledged before the DeadLettered
+that announces it, so that whoever reads `dead` finds the task on the dead-letter topic. The next attempt and the events that announce
+it go together: neither is of use without the other, and the failed attempt's record is not done before both are there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from typing import Any
 
 import structlog
 
-from taskline.errors import DeliveryError, InvalidResult, Unavailable
-from taskline.infra.log import HEADER_TASK_ID, OutRecord, Position, verbatim_dead_letter
+from taskline.errors import DeliveryError, Unavailable
+from taskline.infra.log import HEADER_TASK_ID, HEADER_TRAIL, OutRecord, Position, verbatim_dead_letter
 from taskline.infra.outbox import after_failure, deliver
+from taskline.infra.tiers import Tiers, delayed
+from taskline.infra.topics import Topics
 from taskline.schemas.events import (
+    AttemptError,
+    Crashed,
     DeadLetter,
     DeadLettered,
+    ErrorCategory,
+    Expired,
     Failed,
     LifecycleEvent,
     Released,
+    RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
@@ -29,26 +37,31 @@ from taskline.schemas.events import (
 from taskline.workers import metrics
 from taskline.workers.admission import Admitted, Rejected
 from taskline.workers.execution import Execution
-from taskline.workers.outcome import ErrorInfo, describe_error
+from taskline.workers.failure import Failure
+from taskline.workers.outcome import describe_error
 from taskline.workers.ports import WorkerPorts
+from taskline.workers.redispatch import next_attempt
+from taskline.workers.trail import Trail, decode_trail
 
 log = structlog.get_logger(__name__)
 
-FAILED = "failed"
 UNDECODABLE = "undecodable"
 
 
 class Recorder:
     """Writes under one worker's name."""
 
-    def __init__(self, ports: WorkerPorts, *, worker: str, dlq: str) -> None:
-        """`worker` is this process's name, `dlq` the dead-letter topic."""
+    def __init__(self, ports: WorkerPorts, *, worker: str, topics: Topics, tiers: Tiers) -> None:
+        """`worker` is this process's name; `topics` and `tiers` say where dead letters and next attempts go."""
         self._log = ports.log
         self._lifecycle = ports.lifecycle
         self._codec = ports.codec
         self._clock = ports.clock
         self._worker = worker
-        self._dlq = dlq
+        self._topics = topics
+        self._tiers = tiers
+
+    # ---- an execution ------------------------------------------------------------------------------------------
 
     async def started(self, run: Execution, admitted: Admitted) -> None:
         """The handler will now run."""
@@ -69,42 +82,67 @@ class Recorder:
             Succeeded(**self._common(admitted.submission, admitted.attempt), execution=run.id, result=result)
         )
 
-    async def failed(self, run: Execution, admitted: Admitted, error: BaseException) -> None:
-        """The handler did not return a result, and the task is dead."""
-        info = describe_error(error)
-        log.warning("task failed", error_class=info.error_class, timed_out=run.timed_out, **run.facts())
-        failed = Failed(
-            **self._common(admitted.submission, admitted.attempt),
-            execution=run.id,
-            error_class=info.error_class,
-            message=info.message,
-            traceback=info.traceback,
-            # What was returned will be as unrecordable the next time.
-            retryable=not isinstance(error, InvalidResult),
+    async def retried(self, run: Execution, admitted: Admitted, failure: Failure, due_ms: int) -> None:
+        """The attempt failed, and another one follows when it is due."""
+        submission, attempt = admitted.submission, admitted.attempt
+        failed = self._failed(run, admitted, failure)
+        scheduled = RetryScheduled(**self._common(submission, attempt), due=due_ms)
+        following = next_attempt(
+            run.waiting.record,
+            submission.task_id,
+            attempt=attempt + 1,
+            deaths=deaths_of(admitted, failure),
+            trail=self.trail(run, attempt, failure),
         )
-        await self._dead_letter(run, admitted.submission, admitted.attempt, FAILED, info)
-        await self._events(failed, self._dead_lettered(admitted.submission, admitted.attempt, FAILED))
 
-    async def rejected(self, run: Execution, rejected: Rejected) -> None:
-        """No handler here, or no payload for it: the task is dead without having been started."""
-        info = describe_error(rejected.error)
-        await self._dead_letter(run, rejected.submission, rejected.attempt, rejected.reason, info)
-        await self._events(self._dead_lettered(rejected.submission, rejected.attempt, rejected.reason))
+        def append() -> Sequence[Future[Position]]:
+            # It may have become due while the log was away.
+            now_ms = self._clock.now_ms()
+            record = delayed(following, due_ms=due_ms, now_ms=now_ms, topics=self._topics, tiers=self._tiers)
+            return (self._log.append(record),)
 
-    async def undecodable(self, run: Execution, cause: str) -> None:
-        """Bytes that are no task: onto the dead-letter topic verbatim, with the cause and the source in headers."""
-        record = run.waiting.record
-        copy = verbatim_dead_letter(
-            self._dlq,
-            value=record.value,
-            key=record.key,
-            headers=record.headers,
-            source=record.position,
-            cause=cause,
+        log.warning(
+            "task failed; another attempt follows",
+            error_class=failure.info.error_class,
+            category=failure.category.value,
+            due_ms=due_ms,
+            **run.facts(),
         )
-        await deliver(lambda: (self._log.append(copy),), what="undecodable record", task_id=None)
-        metrics.DEAD_LETTERS.labels(UNDECODABLE).inc()
-        log.warning("undecodable record put on the dead-letter topic", cause=cause, **run.facts())
+        await asyncio.gather(
+            deliver(append, what="next attempt", task_id=submission.task_id),
+            self._events(failed, scheduled),
+        )
+        metrics.RETRIES.labels(failure.category.value).inc()
+
+    async def buried(self, run: Execution, admitted: Admitted, failure: Failure, reason: str) -> None:
+        """The attempt failed, and the task is dead."""
+        submission, attempt = admitted.submission, admitted.attempt
+        failed = self._failed(run, admitted, failure)
+        await self._dead_letter(run, submission, attempt, reason, failure)
+        await self._events(failed, DeadLettered(**self._common(submission, attempt), reason=reason))
+
+    async def crashed_beside_others(self, run: Execution, admitted: Admitted, cause: str) -> None:
+        """The process died under the handler while others ran in it; no attempt is spent."""
+        log.warning("process died under a task; it is run again, alone", cause=cause, **run.facts())
+        await self._events(
+            Crashed(
+                **self._common(admitted.submission, admitted.attempt),
+                execution=run.id,
+                cause=cause,
+                alone=False,
+            )
+        )
+
+    async def expired(self, run: Execution, admitted: Admitted, failure: Failure | None = None) -> None:
+        """The task is not worth starting any more; `failure` is of the attempt that ended just now, if one did."""
+        submission, attempt = admitted.submission, admitted.attempt
+        metrics.EXPIRED.labels(admitted.task.name).inc()
+        log.warning("task expired", start_by_ms=submission.start_by, **run.facts())
+        over = Expired(**self._common(submission, attempt))
+        if failure is None:
+            await self._events(over)
+        else:
+            await self._events(self._failed(run, admitted, failure), over)
 
     def released(self, run: Execution, reason: str) -> Future[Position]:
         """An execution was handed back unfinished; appended once, since a missing Released does no harm."""
@@ -116,10 +154,67 @@ class Recorder:
             Released(**self._common(admitted.submission, admitted.attempt), execution=run.id, reason=reason)
         )
 
+    def trail(self, run: Execution, attempt: int, failure: Failure) -> Trail:
+        """The errors of the earlier attempts, and this one."""
+        info = failure.info
+        return decode_trail(run.waiting.record.headers.get(HEADER_TRAIL)).append(
+            AttemptError(
+                attempt=attempt,
+                at=self._clock.now_ms(),
+                worker=self._worker,
+                category=failure.category,
+                error_class=info.error_class,
+                message=info.message,
+            )
+        )
+
+    # ---- what is not run ---------------------------------------------------------------------------------------
+
+    async def rejected(self, run: Execution, rejected: Rejected) -> None:
+        """No handler here, or no payload for it: the task is dead without having been started."""
+        failure = Failure(
+            info=describe_error(rejected.error), category=ErrorCategory.PERMANENT, retryable=False
+        )
+        submission, attempt, reason = rejected.submission, rejected.attempt, rejected.reason
+        await self._dead_letter(run, submission, attempt, reason, failure)
+        await self._events(DeadLettered(**self._common(submission, attempt), reason=reason))
+
+    async def undecodable(self, run: Execution, cause: str) -> None:
+        """Bytes that are no task: onto the dead-letter topic verbatim, with the cause and the source in headers."""
+        record = run.waiting.record
+        copy = verbatim_dead_letter(
+            self._topics.dlq,
+            value=record.value,
+            key=record.key,
+            headers=record.headers,
+            source=record.position,
+            cause=cause,
+        )
+        await deliver(lambda: (self._log.append(copy),), what="undecodable record", task_id=None)
+        metrics.DEAD_LETTERS.labels(UNDECODABLE).inc()
+        log.warning("undecodable record put on the dead-letter topic", cause=cause, **run.facts())
+
+    # ---- the parts ---------------------------------------------------------------------------------------------
+
+    def _failed(self, run: Execution, admitted: Admitted, failure: Failure) -> LifecycleEvent:
+        """How the attempt ended, as an event."""
+        info, common = failure.info, self._common(admitted.submission, admitted.attempt)
+        if failure.category is ErrorCategory.CRASH:
+            return Crashed(**common, execution=run.id, cause=info.message, alone=True)
+        return Failed(
+            **common,
+            execution=run.id,
+            error_class=info.error_class,
+            message=info.message,
+            traceback=info.traceback,
+            retryable=failure.retryable,
+            category=failure.category,
+        )
+
     async def _dead_letter(
-        self, run: Execution, submission: TaskSubmitted, attempt: int, reason: str, info: ErrorInfo
+        self, run: Execution, submission: TaskSubmitted, attempt: int, reason: str, failure: Failure
     ) -> None:
-        place = run.position
+        place, info = run.position, failure.info
         letter = DeadLetter(
             task_id=submission.task_id,
             tenant=submission.tenant,
@@ -131,6 +226,8 @@ class Recorder:
             traceback=info.traceback,
             worker=self._worker,
             at=self._clock.now_ms(),
+            category=failure.category,
+            errors=self.trail(run, attempt, failure).errors,
             source_topic=place.topic,
             source_partition=place.partition,
             source_offset=place.offset,
@@ -140,7 +237,7 @@ class Recorder:
 
         def append() -> Sequence[Future[Position]]:
             value = self._codec.encode(letter)
-            record = OutRecord(topic=self._dlq, key=key, value=value, headers={HEADER_TASK_ID: key})
+            record = OutRecord(topic=self._topics.dlq, key=key, value=value, headers={HEADER_TASK_ID: key})
             return (self._log.append(record),)
 
         await deliver(append, what="dead letter", task_id=submission.task_id)
@@ -150,11 +247,9 @@ class Recorder:
             "task put on the dead-letter topic",
             reason=reason,
             error_class=info.error_class,
+            category=failure.category.value,
             **facts,
         )
-
-    def _dead_lettered(self, submission: TaskSubmitted, attempt: int, reason: str) -> DeadLettered:
-        return DeadLettered(**self._common(submission, attempt), reason=reason)
 
     async def _events(self, *events: LifecycleEvent) -> None:
         """Append events in one go until they are acknowledged; nearly always that is the first attempt."""
@@ -180,3 +275,8 @@ class Recorder:
             "at": self._clock.now_ms(),
             "retain_until": submission.retain_until,
         }
+
+
+def deaths_of(admitted: Admitted, failure: Failure) -> int:
+    """How many processes the task has killed that ran nothing else, after this failure."""
+    return admitted.deaths + (failure.category is ErrorCategory.CRASH)

@@ -15,7 +15,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from taskline.errors import InvalidRegistry, InvalidTaskType, did_you_mean, nearest
 from taskline.schemas.catalogue import TypeCatalogue
@@ -23,23 +24,47 @@ from taskline.schemas.derive import schema_of, to_instance
 from taskline.schemas.events import Priority
 from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
+from taskline.workers.classify import Classifier
 from taskline.workers.context import TaskContext
+from taskline.workers.retry import RetryPolicy
 from taskline.workers.signature import Signature, read_signature
 
 Handler = Callable[..., Any]
 # An Avro schema as its JSON text or document, parsed, or as the class to derive it from.
 SchemaLike = PayloadSchema | str | Mapping[str, Any] | type
 
+# Where a handler runs. Coroutines: on the worker's own loop, on the loop of a child process that many share, or in a child process of its own.
+# Plain functions: in a child process of its own, or on a thread of the worker.
+Isolation = Literal["inline", "child", "alone", "thread"]
+_ISOLATIONS: dict[bool, tuple[str, ...]] = {True: ("inline", "child", "alone"), False: ("child", "thread")}
+
 _DEFAULT_MAX_RETRIES = 3
 _MS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conduct:
+    """What only the workers must know of a task: how its attempts are run and judged."""
+
+    # When another attempt follows; None: the worker's own policy.
+    retry: RetryPolicy | None = None
+    # Judges what the handler raised, before the worker does.
+    classify: Classifier | None = None
+    # When `SoftTimeout` is raised in the handler, in seconds after its start; None: it is not.
+    soft_timeout: float | None = None
+    # Where it runs; None: as the worker's settings say.
+    isolation: Isolation | None = None
 
 
 class Task:
     """A task type with its handler. Calling it calls the handler, as if it had not been decorated."""
 
-    def __init__(self, task_type: TaskType, handler: Handler, signature: Signature) -> None:
+    def __init__(
+        self, task_type: TaskType, handler: Handler, signature: Signature, conduct: Conduct | None = None
+    ) -> None:
         """Made by `task`; `signature` is the handler's, as `read_signature` saw it."""
         self.type = task_type
+        self.conduct = conduct or Conduct()
         self.handler = handler
         self._signature = signature
         self.is_async = signature.is_async
@@ -84,6 +109,10 @@ def task(
     timeout: float | None = None,
     max_retries: int = _DEFAULT_MAX_RETRIES,
     schema: SchemaLike | None = None,
+    retry: RetryPolicy | None = None,
+    classify: Classifier | None = None,
+    soft_timeout: float | None = None,
+    isolation: Isolation | None = None,
 ) -> Callable[[Handler], Task]:
     """Make a task of an `async def` or `def` function `handler(payload)` or `handler(payload, ctx)`.
 
@@ -94,6 +123,12 @@ def task(
         timeout: the time limit of one execution in seconds; None: the worker's default.
         max_retries: how many attempts may follow the first.
         schema: the payload's Avro schema; None: from the annotation, or any JSON.
+        retry: when another attempt follows; None: as the worker's settings say.
+        classify: what kind of error an exception is: an `ErrorCategory`, a `Retry` or a `Permanent`; None: as Taskline judges it.
+        soft_timeout: when `SoftTimeout` is raised in the handler, in seconds after its start; below `timeout`.
+        isolation: where it runs. A coroutine: "inline" on the worker's own loop, "child" on a loop in a child process (usual), "alone" in a
+            child process of its own. A plain function: "child" in a child process of its own (usual), or on a "thread" of the worker, which can
+            not be stopped. None: as the worker's settings say.
 
     Raises:
         InvalidTaskType: the name, a default, the schema or the handler's shape can't be used.
@@ -111,6 +146,7 @@ def task(
             timeout=timeout,
             max_retries=max_retries,
             schema=schema,
+            conduct=Conduct(retry=retry, classify=classify, soft_timeout=soft_timeout, isolation=isolation),
         )
 
     return decorate
@@ -126,11 +162,19 @@ def _make(
     timeout: float | None,
     max_retries: int,
     schema: SchemaLike | None,
+    conduct: Conduct,
 ) -> Task:
     if priority not in tuple(Priority):
         raise InvalidTaskType(f"task {name!r}: {priority!r} is no priority: high, normal or low")
     if timeout is not None and not timeout > 0:
         raise InvalidTaskType(f"task {name!r}: a timeout of {timeout!r} s leaves no time to run")
+    _check(name, conduct, timeout)
+    allowed = _ISOLATIONS[signature.is_async]
+    if conduct.isolation is not None and conduct.isolation not in allowed:
+        kind = "an `async def`" if signature.is_async else "a plain"
+        raise InvalidTaskType(
+            f"task {name!r}: {kind} handler's isolation is {', '.join(allowed)} or None, not {conduct.isolation!r}"
+        )
     task_type = TaskType(
         name=name,
         queue=queue,
@@ -139,7 +183,21 @@ def _make(
         timeout_ms=None if timeout is None else max(1, round(timeout * _MS)),
         max_retries=max_retries,
     )
-    return Task(task_type, handler, signature)
+    return Task(task_type, handler, signature, conduct)
+
+
+def _check(name: str, conduct: Conduct, timeout: float | None) -> None:
+    soft = conduct.soft_timeout
+    if soft is not None and not soft > 0:
+        raise InvalidTaskType(f"task {name!r}: a soft_timeout of {soft!r} s leaves no time to run")
+    if soft is not None and timeout is not None and not soft < timeout:
+        raise InvalidTaskType(
+            f"task {name!r}: a soft_timeout of {soft:g} s is not below the timeout of {timeout:g} s"
+        )
+    if conduct.retry is not None and not isinstance(conduct.retry, RetryPolicy):
+        raise InvalidTaskType(f"task {name!r}: {conduct.retry!r} is no RetryPolicy")
+    if conduct.classify is not None and not callable(conduct.classify):
+        raise InvalidTaskType(f"task {name!r}: {conduct.classify!r} can't be called with an exception")
 
 
 def _schema(name: str, schema: SchemaLike | None, signature: Signature) -> PayloadSchema | None:
@@ -171,6 +229,10 @@ class Registry:
         timeout: float | None = None,
         max_retries: int = _DEFAULT_MAX_RETRIES,
         schema: SchemaLike | None = None,
+        retry: RetryPolicy | None = None,
+        classify: Classifier | None = None,
+        soft_timeout: float | None = None,
+        isolation: Isolation | None = None,
     ) -> Callable[[Handler], Task]:
         """As `task`, and add it."""
 
@@ -185,6 +247,9 @@ class Registry:
                 timeout=timeout,
                 max_retries=max_retries,
                 schema=schema,
+                conduct=Conduct(
+                    retry=retry, classify=classify, soft_timeout=soft_timeout, isolation=isolation
+                ),
             )
             self.add(made)
             return made

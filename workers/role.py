@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, Required, TypedDict, TypeVar
 
 import structlog
 
@@ -24,13 +24,18 @@ from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
 from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.outbox import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from taskline.infra.role import SystemClock, process_name, run_role
+from taskline.infra.tiers import Tiers
 from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
+from taskline.workers.child import ChildConfig
+from taskline.workers.children import ProcessExecutor
+from taskline.workers.children_loop import LoopExecutor
+from taskline.workers.children_server import ForkServer
 from taskline.workers.engine import WorkerEngine
-from taskline.workers.executor import ThreadExecutor
+from taskline.workers.executor import Executor, InlineExecutor, ThreadExecutor
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.registry import Registry
 
@@ -44,8 +49,14 @@ _FLUSH_SECONDS = 5.0
 _BATCH_MARGIN_BYTES = 2_048
 
 
-def main(settings: Settings, registry: Registry, queue: str) -> None:
+def main(settings: Settings, registry: Registry, queue: str, reference: str | None = None) -> None:
     """Run a worker of `queue` until SIGTERM or SIGINT.
+
+    Args:
+        settings: all of them.
+        registry: the tasks that can be run.
+        queue: whose tasks are run.
+        reference: `module:attribute` of the registry, by which child processes find it; None: handlers run in this process, plain ones on threads.
 
     Raises:
         InvalidRegistry: the registry has no task of that queue.
@@ -54,7 +65,7 @@ def main(settings: Settings, registry: Registry, queue: str) -> None:
         OffsetLost: what the group was to run is not in the log any more.
     """
     served = served_tasks(registry, queue)
-    run_role("worker", settings.telemetry, lambda stop: run_worker(settings, served, queue, stop))
+    run_role("worker", settings.telemetry, lambda stop: run_worker(settings, served, queue, stop, reference))
 
 
 def served_tasks(registry: Registry, queue: str) -> Registry:
@@ -71,12 +82,19 @@ def served_tasks(registry: Registry, queue: str) -> Registry:
     return served
 
 
-async def run_worker(settings: Settings, registry: Registry, queue: str, stop: asyncio.Event) -> None:
-    """Serve `queue` with `registry` until `stop` is set; errors as `main`."""
+async def run_worker(
+    settings: Settings, registry: Registry, queue: str, stop: asyncio.Event, reference: str | None = None
+) -> None:
+    """Serve `queue` with `registry` until `stop` is set; arguments and errors as `main`."""
     name = process_name()
     topics = Topics(namespace=settings.kafka.namespace)
     codec = codec_for(settings.schemas)
     async with contextlib.AsyncExitStack() as cleanup:
+        server = None if reference is None else _fork_server(settings, reference)
+        if server is not None:
+            # It imports the registry while this process looks at the topics. Its end comes after the engine's, which lets go of the children.
+            cleanup.push_async_callback(server.close)
+            server.start()
         if not await _when_available(partial(check_topology, settings, queues=(queue,)), stop):
             return
         if not await _when_available(codec.prepare, stop):
@@ -107,9 +125,19 @@ async def run_worker(settings: Settings, registry: Registry, queue: str, stop: a
             codec=codec,
             types=directory,
             clock=SystemClock(),
-            functions=ThreadExecutor(settings.worker.threads),
+            **_executors(settings, server),
         )
-        engine = WorkerEngine(registry, ports, settings.worker, topics=topics, worker=name)
+        engine = WorkerEngine(
+            registry,
+            ports,
+            settings.worker,
+            topics=topics,
+            tiers=Tiers.of(settings.delay.tiers),
+            worker=name,
+        )
+        if server is not None:
+            # The import must not use up the first tasks' time.
+            await _either(server.start(), stop)
         log.info(
             "serving",
             worker=name,
@@ -123,6 +151,53 @@ async def run_worker(settings: Settings, registry: Registry, queue: str, stop: a
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await lifecycle.flush()
+
+
+class _Executors(TypedDict, total=False):
+    coroutines: Executor
+    functions: Required[Executor]
+    alone: Executor
+    loops: Executor
+    inline: Executor
+    threads: Executor
+
+
+def _fork_server(settings: Settings, reference: str) -> ForkServer:
+    return ForkServer(
+        ChildConfig(
+            registry=reference,
+            max_result_bytes=settings.worker.max_result_bytes,
+            telemetry=settings.telemetry.model_dump(),
+        )
+    )
+
+
+def _executors(settings: Settings, server: ForkServer | None) -> _Executors:
+    """Where handlers run; children are started when they are needed."""
+    worker = settings.worker
+    threads, inline = ThreadExecutor(worker.threads), InlineExecutor()
+    if server is None:
+        return {"functions": threads}
+    processes = ProcessExecutor(server, worker.children)
+    loops = LoopExecutor(server, worker.loop_children, worker.loop_stall_seconds)
+    return {
+        "coroutines": loops if worker.coroutines == "child" else inline,
+        "functions": processes,
+        "alone": processes,
+        "loops": loops,
+        "inline": inline,
+        "threads": threads,
+    }
+
+
+async def _either(done: asyncio.Future[None], stop: asyncio.Event) -> None:
+    """Wait for one of them."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        either: list[asyncio.Future[Any]] = [done, stopping]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
 
 
 def _directory(settings: Settings, codec: Codec) -> TypeDirectory:

@@ -40,6 +40,8 @@ class IntakeOptions:
     queued_kbytes: int = 16 * 1_024
     # Most bytes that one fetch brings of one partition (a larger record still comes).
     fetch_bytes: int = 1_048_576
+    # Topics that are read from their beginning when the group has no offset on them; on any other that is an error.
+    unseeded: frozenset[str] = frozenset()
 
 
 class ErrorKind(Enum):

@@ -46,9 +46,10 @@ _SEED_COMMAND = "taskline topics create"
 class Offsets:
     """The offsets of one consumer; used on its thread only."""
 
-    def __init__(self, consumer: Consumer, group: str) -> None:
-        """Serve `consumer`, a member of `group`."""
+    def __init__(self, consumer: Consumer, group: str, *, unseeded: Collection[str] = ()) -> None:
+        """Serve `consumer`, a member of `group`; topics that are `unseeded` begin at their beginning."""
         self._consumer = consumer
+        self._unseeded = frozenset(unseeded)
         self._group = group
         # Commits that were sent and not answered, oldest first; the broker handles them in this order.
         self._under_way: deque[tuple[Mapping[TopicPartition, Commit], Callable[[Exception | None], None]]] = (
@@ -181,8 +182,8 @@ class Offsets:
         return found
 
     def _new_partitions(self, missing: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
-        """Partitions that were added to a topic which the group knows are read from their beginning."""
-        for topic in sorted({name.topic for name in missing}):
+        """Partitions that were added to a topic which the group knows are read from their beginning, and so is a topic without seeds."""
+        for topic in sorted({name.topic for name in missing} - self._unseeded):
             metadata = self._consumer.list_topics(topic, timeout=_REQUEST_SECONDS).topics[topic]
             if not self._committed([TopicPartition(topic, number) for number in metadata.partitions]):
                 raise WrongTopology((f"group {self._group} has no offsets on topic {topic}",), _SEED_COMMAND)

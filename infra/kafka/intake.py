@@ -75,7 +75,7 @@ class KafkaIntake(Intake):
         self._consumer: Consumer = new_client(
             Consumer, config | {"error_cb": self._on_error, "on_commit": self._on_commit}
         )
-        self._offsets = Offsets(self._consumer, group)
+        self._offsets = Offsets(self._consumer, group, unseeded=options.unseeded)
         # The final commits of a member that leaves, until they are stored.
         self._final: Mapping[TopicPartition, Commit] = {}
         self._flow = Flow()

@@ -22,21 +22,27 @@ import orjson
 from taskline.infra.log import HEADER_CAUSE, Headers, InRecord, OutRecord, Position
 from taskline.infra.topics import Topics, topology
 from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle
+from taskline.producers.replay import Edit
+from taskline.producers.replayer import Handled, Replayer
 from taskline.producers.submission import OptionFields
 from taskline.schemas.catalogue import TypeCatalogue
 from taskline.schemas.codec import Codec
-from taskline.schemas.events import DeadLetter
+from taskline.schemas.events import DeadLetter, DeadLetterResolved
 from taskline.schemas.ids import TaskId, from_ms
 from taskline.settings import Settings
+from taskline.state.dead_letters import MAX_PAGE, DeadLetters, LetterFilter
 from taskline.state.fold import TaskHistory
+from taskline.state.letter_row import Letter
 from taskline.state.reader import StatusReader
 from taskline.state.status import TaskState
 from taskline.testing.broker import MemoryBroker
 from taskline.testing.clock import DEFAULT_START, VirtualClock
+from taskline.testing.delay import MemoryDelay
 from taskline.testing.errors import BackgroundError
 from taskline.testing.loop import VirtualLoop
 from taskline.testing.process import track
 from taskline.testing.projector import MemoryProjector
+from taskline.testing.records import MemoryRecords
 from taskline.testing.view import MemoryView
 from taskline.testing.worker import MemoryWorker
 from taskline.testing.world import World
@@ -59,7 +65,7 @@ class _Asked:
 class InMemoryTaskline:
     """Submit tasks, let time pass, look at what became of them; use it as a context manager.
 
-    A worker for each queue of the registry (unless `workers=False`) and a projector run from the beginning.
+    A worker for each queue of the registry (unless `workers=False`), a projector and a delay role run from the beginning.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class InMemoryTaskline:
         )
         self._producer: AsyncTaskProducer | None = None
         self._projector: MemoryProjector | None = None
+        self._delay: MemoryDelay | None = None
         self._workers: list[MemoryWorker] = []
         self._background: list[dict[str, Any]] = []
 
@@ -100,6 +107,7 @@ class InMemoryTaskline:
         try:
             self._build()
             self.start_projector()
+            self.start_delay()
             if self._asked.workers:
                 self.start_worker()
         except BaseException as error:
@@ -165,12 +173,14 @@ class InMemoryTaskline:
         self._call(asyncio.sleep(seconds))
 
     def run_until_idle(self, *, limit_seconds: float = IDLE_LIMIT_SECONDS) -> None:
-        """Let time pass until workers and projector have done and committed all that is in the log for them.
+        """Let time pass until workers, projector and delay role have done and committed all that is in the log for them.
 
-        What has nobody to do it is not waited for: tasks of a queue without a worker, and the view while no projector runs.
+        Delayed tasks and retries come due on the way, so time passes as far as the last of them. What has nobody to do it is not
+        waited for: tasks of a queue without a worker, the view while no projector runs, what waits while no delay role runs.
 
         Raises:
-            NeverIdle: something was still outstanding after `limit_seconds` of virtual time; it is named.
+            NeverIdle: something was still outstanding after `limit_seconds` of virtual time; it is named. Give more for delays that
+                are longer, or use `advance`.
         """
         self.run_until(lambda: not self._outstanding(), limit_seconds=limit_seconds)
 
@@ -216,7 +226,41 @@ class InMemoryTaskline:
             self._world.codec.decode(record.value, DeadLetter)
             for record in self.records(self.topics.dlq)
             if HEADER_CAUSE not in record.headers
+            and self._world.codec.kind_of(record.value or b"") is not DeadLetterResolved
         )
+
+    def letters(self, wanted: LetterFilter | None = None) -> tuple[Letter, ...]:
+        """The dead letters that the view has, as `taskline dlq list` shows them: the newest MAX_PAGE.
+
+        Args:
+            wanted: which; None: the open ones.
+        """
+        page = self._call(self._letters.list(wanted or LetterFilter(), limit=MAX_PAGE))
+        return page.letters
+
+    def replay(self, letter_id: TaskId, *, edit: Edit | None = None) -> Handled:
+        """Replay a dead letter, as `taskline dlq replay`.
+
+        Args:
+            letter_id: the dead task, or the id of raw bytes.
+            edit: another payload (`taskline.producers.replay.edited`).
+
+        Raises:
+            DeadLetterError: there is none, or it can't be replayed.
+        """
+
+        async def replay() -> Handled:
+            return await self._replayer.replay(await self._letters.get(letter_id), edit=edit)
+
+        return self._call(replay())
+
+    def discard(self, letter_id: TaskId, *, note: str | None = None) -> Handled:
+        """Discard a dead letter, as `taskline dlq discard`; raises as `replay`."""
+
+        async def discard() -> Handled:
+            return await self._replayer.discard(await self._letters.get(letter_id), note=note)
+
+        return self._call(discard())
 
     def undecodable(self) -> tuple[InRecord, ...]:
         """The records on the dead-letter topic that are no tasks: bytes verbatim, the cause in a header."""
@@ -295,6 +339,24 @@ class InMemoryTaskline:
         if self._projector is not None:
             self._projector.resume()
 
+    def start_delay(self) -> None:
+        """Start the delay role, unless it runs."""
+        if self._delay is None:
+            self._delay = MemoryDelay(self._world)
+            self._call(self._delay.start())
+
+    def stop_delay(self) -> None:
+        """Let the delay role hand over, commit and leave; what waits stays in the log."""
+        delay, self._delay = self._delay, None
+        if delay is not None:
+            self._call(delay.stop())
+
+    def crash_delay(self) -> None:
+        """Let the delay role die at once, with whatever it had not committed; its group notices as in `crash_worker`."""
+        delay, self._delay = self._delay, None
+        if delay is not None:
+            self._call(delay.kill())
+
     # ---- inside ------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
@@ -321,6 +383,16 @@ class InMemoryTaskline:
             self._log, self.settings, self._world.types, clock=self.clock, codec=asked.codec
         )
         self._reader = StatusReader(self.view, asked.codec, self.settings.api, clock=self.clock)
+        self._letters = DeadLetters(self.view, self.settings, self.clock)
+        self._replayer = Replayer(
+            self._log,
+            MemoryRecords(self.broker),
+            self.view,
+            asked.codec,
+            self.settings,
+            by="memory-operator",
+            clock=self.clock,
+        )
         self._world.register(self._registry)
 
     @property
@@ -345,6 +417,8 @@ class InMemoryTaskline:
                 await worker.kill()
             if self._projector is not None:
                 await self._projector.kill()
+            if self._delay is not None:
+                await self._delay.kill()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
@@ -366,6 +440,8 @@ class InMemoryTaskline:
             found += worker.outstanding()
         if self._projector is not None:
             found += self._projector.outstanding()
+        if self._delay is not None:
+            found += self._delay.outstanding()
         if self._log.unacknowledged:
             found.append(f"{self._log.unacknowledged} submission(s) without acknowledgement")
         return list(dict.fromkeys(found))
@@ -375,6 +451,8 @@ class InMemoryTaskline:
             worker.check()
         if self._projector is not None:
             self._projector.check()
+        if self._delay is not None:
+            self._delay.check()
 
     def _failed_in_background(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._background.append(context)

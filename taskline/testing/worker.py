@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from taskline.infra.kafka.lifecycle import LifecycleLog
+from taskline.infra.tiers import Tiers
 from taskline.schemas.events import Priority
 from taskline.testing.errors import BackgroundError
 from taskline.testing.intake import MemoryIntake
@@ -88,9 +89,17 @@ class MemoryWorker:
             codec=world.codec,
             types=world.types,
             clock=world.clock,
+            coroutines=InlineExecutor(world.clock),
             functions=InlineExecutor(),
         )
-        engine = WorkerEngine(self._registry, ports, settings.worker, topics=world.topics, worker=self.name)
+        engine = WorkerEngine(
+            self._registry,
+            ports,
+            settings.worker,
+            topics=world.topics,
+            tiers=Tiers.of(settings.delay.tiers),
+            worker=self.name,
+        )
         await engine.run(self._stop)
         await ports.lifecycle.flush()
         await log.close()

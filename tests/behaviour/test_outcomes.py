@@ -58,12 +58,12 @@ def test_a_failing_handler_reads_dead_with_its_error_and_stands_on_the_dead_lett
 ):
     task = system.submit(task_type, "no such airport")
     state = ended(system, task)
-    assert (state.status, state.reason) == (TaskStatus.DEAD, "failed")
+    assert (state.status, state.reason) == (TaskStatus.DEAD, "exhausted")
     assert (state.last_error.error_class, state.last_error.message) == ("LookupError", "no such airport")
     assert "behaviour_tasks.py" in state.last_error.traceback
     (letter,) = letters_of(system, task)
     assert (letter.reason, letter.error_class, letter.message, letter.attempt) == (
-        "failed",
+        "exhausted",
         "LookupError",
         "no such airport",
         1,
@@ -89,7 +89,7 @@ def test_a_handler_that_exceeds_its_time_is_dead_with_a_timeout(system: System):
 
 
 def test_a_submission_may_ask_for_another_time_limit(system: System):
-    task = system.submit("behave.work", 30, timeout_seconds=0.2)
+    task = system.submit("behave.work", 30, timeout_seconds=0.2, max_retries=0)
     assert ended(system, task).last_error.error_class == "TimeoutError"
 
 
@@ -97,7 +97,7 @@ def test_a_result_over_its_cap_is_a_failure(system: System):
     fits, large = system.submit("behave.large", 1_000), system.submit("behave.large", 3_000)
     assert ended(system, fits).status is TaskStatus.COMPLETED
     state = ended(system, large)
-    assert state.status is TaskStatus.DEAD
+    assert (state.status, state.reason) == (TaskStatus.DEAD, "permanent")
     assert not state.last_error.retryable
     assert "2000" in state.last_error.message
     assert len(letters_of(system, large)) == 1

@@ -12,9 +12,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from taskline import Registry, TaskContext, task
+from taskline import Permanent, Registry, Retry, RetryPolicy, TaskContext, task
 
 LEDGER_VARIABLE = "TEST_LEDGER"
+RETRY = RetryPolicy(base_seconds=0.4, multiplier=2.0, cap_seconds=5.0)
 
 
 def note(what: str, ctx: TaskContext) -> None:
@@ -67,12 +68,12 @@ async def work(seconds: float, ctx: TaskContext) -> str:
     return "worked"
 
 
-@task("behave.fail")
+@task("behave.fail", max_retries=0)
 async def fail(payload: str) -> None:
     raise LookupError(payload)
 
 
-@task("behave.fail_plain")
+@task("behave.fail_plain", max_retries=0)
 def fail_plain(payload: str) -> None:
     raise LookupError(payload)
 
@@ -82,9 +83,33 @@ async def large(size: int) -> str:
     return "x" * size
 
 
-@task("behave.endless", timeout=0.5)
+@task("behave.endless", timeout=0.5, max_retries=0)
 async def endless(payload: None) -> None:
     await asyncio.Event().wait()
+
+
+@task("behave.always", retry=RETRY)
+async def always(payload: str, ctx: TaskContext) -> None:
+    note("begin", ctx)
+    raise LookupError(f"{payload}, attempt {ctx.attempt}")
+
+
+@task("behave.flaky", retry=RETRY)
+async def flaky(succeeds_at: int, ctx: TaskContext) -> str:
+    if ctx.attempt < succeeds_at:
+        raise ConnectionError("not yet")
+    return f"attempt {ctx.attempt}"
+
+
+@task("behave.comes_back", retry=RETRY)
+async def comes_back(seconds: float, ctx: TaskContext) -> None:
+    if ctx.attempt == 1:
+        raise Retry(after=seconds, reason="busy")
+
+
+@task("behave.permanent", retry=RETRY)
+async def permanent(payload: str) -> None:
+    raise Permanent(payload)
 
 
 @task("behave.nobody")
@@ -117,6 +142,9 @@ def _newer() -> Any:
     return evolves
 
 
-_common = (echo, plain, greet, count, work, fail, fail_plain, large, endless)
+_common = (
+    *(echo, plain, greet, count, work, fail, fail_plain, large, endless),
+    *(always, flaky, comes_back, permanent),
+)
 submitted = Registry(*_common, nobody, _older())
 registry = Registry(*_common, _newer())

@@ -20,6 +20,7 @@ from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.local.roles import Role
 from taskline.infra.log import InRecord, Position
 from taskline.infra.role import SystemClock
+from taskline.infra.topics import projected_topics, waiting_topics
 from taskline.schemas.events import Priority
 from taskline.schemas.ids import TaskId
 from taskline.state.cassandra import CassandraStore
@@ -46,6 +47,7 @@ class RealSystem(System):
             cwd=SUPPORT,
             environ=environ,
         )
+        self._delay = Role(("delay",), settings, log=folder / "delay.log", cwd=SUPPORT)
         self._projector = Role(("projector",), settings, log=folder / "projector.log", cwd=SUPPORT)
         bootstrap = {"bootstrap.servers": settings.kafka.bootstrap_servers}
         self._raw = Producer({**bootstrap, "acks": "all", "linger.ms": 0})
@@ -61,11 +63,13 @@ class RealSystem(System):
         self._store = self._runner.run(CassandraStore.connect(self.settings))
         self._reader = StatusReader(self._store, self.codec, self.settings.api, clock=SystemClock())
         self.start_projector()
+        self.start_delay()
         self.start_worker()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._worker.stop()
+        self._delay.stop()
         self._projector.stop()
         self._producer.close()
         self._directory.close()
@@ -151,11 +155,11 @@ class RealSystem(System):
     def wait_until(self, condition: Callable[[], bool], what: What, *, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            for role in (self._worker, self._projector):
+            for role in (self._worker, self._delay, self._projector):
                 if role.exit_code not in (None, 0, -9):
                     role.check()
             assert time.monotonic() < deadline, (
-                f"not {said(what)} after {seconds} s\n{self._worker.tail()}\n{self._projector.tail()}"
+                f"not {said(what)} after {seconds} s\n{self._worker.tail()}\n{self._delay.tail()}\n{self._projector.tail()}"
             )
             time.sleep(POLL_SECONDS)
 
@@ -167,11 +171,13 @@ class RealSystem(System):
         readers = {
             self.topics.worker_group("default", priority): (topic,) for topic, priority in dispatch.items()
         }
-        readers[self.topics.projector_group] = (*dispatch, self.topics.lifecycle)
+        readers[self.topics.projector_group] = projected_topics(self.settings)
+        readers[self.topics.delay_group] = waiting_topics(self.settings)
+        read = {topic for topics in readers.values() for topic in topics}
         behind: list[str] = []
 
         def committed() -> bool:
-            ends = {topic: self._ends(consumer, topic) for topic in (*dispatch, self.topics.lifecycle)}
+            ends = {topic: self._ends(consumer, topic) for topic in sorted(read)}
             behind[:] = [
                 f"{group} at {done} of {end} in {topic}/{number}"
                 for group, topics in readers.items()
@@ -202,6 +208,12 @@ class RealSystem(System):
 
     def kill_worker(self) -> None:
         self._worker.kill()
+
+    def start_delay(self) -> None:
+        self._delay.start()
+
+    def kill_delay(self) -> None:
+        self._delay.kill()
 
     def start_projector(self) -> None:
         self._projector.start()

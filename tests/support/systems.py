@@ -51,7 +51,7 @@ def said(what: What) -> str:
 
 
 class System(ABC):
-    """A running Taskline with one worker process and one projector."""
+    """A running Taskline with one worker process, one delay process and one projector."""
 
     settings: Settings
     # A task of the type that a newer version of the workers runs; queued before any of them was started.
@@ -165,6 +165,12 @@ class System(ABC):
     def kill_worker(self) -> None: ...
 
     @abstractmethod
+    def start_delay(self) -> None: ...
+
+    @abstractmethod
+    def kill_delay(self) -> None: ...
+
+    @abstractmethod
     def start_projector(self) -> None: ...
 
     @abstractmethod
@@ -243,6 +249,12 @@ class MemorySystem(System):
 
     def kill_worker(self) -> None:
         self._kit.crash_worker()
+
+    def start_delay(self) -> None:
+        self._kit.start_delay()
+
+    def kill_delay(self) -> None:
+        self._kit.crash_delay()
 
     def start_projector(self) -> None:
         self._kit.start_projector()

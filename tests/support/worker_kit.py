@@ -46,7 +46,7 @@ class Ledger:
         path.touch()
 
     def lines(self, word: str) -> list[tuple[int, int]]:
-        """(number, pid) of each line with this word."""
+        """(number, worker, counted from 0) of each line with this word."""
         split = (line.split() for line in self.path.read_text().splitlines())
         return [(int(parts[1]), int(parts[3])) for parts in split if parts[0] == word]
 
@@ -67,6 +67,7 @@ class Workers:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("TASKLINE_")}
         environ |= as_environment(self.settings) | {
             "LEDGER": str(self.ledger.path),
+            "WORKER": str(len(self.started)),
             "PYTHONPATH": str(Path(__file__).parent),
         }
         environ |= {f"TASKLINE_WORKER__{name.upper()}": str(value) for name, value in worker_settings.items()}

@@ -31,6 +31,7 @@ def submission(task_id, ttl_seconds=100):
         submission=b"s",
         tenant="t",
         task_type="a.b",
+        queue="q",
         priority=Priority.LOW,
         status=TaskStatus.PENDING,
     )
@@ -38,7 +39,13 @@ def submission(task_id, ttl_seconds=100):
 
 def events(task_id, of, ttl_seconds=100):
     return EventsWrite(
-        task_id=task_id, lane=0, bucket=0, ttl_seconds=ttl_seconds, events=of, status=TaskStatus.RUNNING
+        task_id=task_id,
+        lane=0,
+        bucket=0,
+        ttl_seconds=ttl_seconds,
+        events=of,
+        tenant="t",
+        status=TaskStatus.RUNNING,
     )
 
 

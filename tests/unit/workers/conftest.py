@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import random
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,12 +15,13 @@ import pytest
 from taskline.errors import DeliveryFailed
 from taskline.infra.intake import Commit, IntakeSink, TopicPartition
 from taskline.infra.kafka.lifecycle import LifecycleLog
-from taskline.infra.log import InRecord, OutRecord, Position
+from taskline.infra.log import HEADER_DUE, HEADER_TARGET, InRecord, OutRecord, Position
+from taskline.infra.tiers import Tiers
 from taskline.infra.topics import Topics
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import LifecycleBatch, LifecycleEvent, Priority, TaskSubmitted
 from taskline.schemas.ids import TaskId, new_task_id
-from taskline.settings import WorkerSettings
+from taskline.settings import DelaySettings, WorkerSettings
 from taskline.testing.clock import VirtualClock
 from taskline.testing.loop import VirtualLoop
 from taskline.workers.engine import WorkerEngine
@@ -28,6 +31,7 @@ from taskline.workers.registry import Registry
 
 T = TypeVar("T")
 TOPICS = Topics()
+TIERS = Tiers.of(DelaySettings().tiers)
 
 
 class FakeLog:
@@ -76,6 +80,10 @@ class FakeLog:
 
     def dlq(self) -> list[OutRecord]:
         return [record for record in self.records if record.topic == TOPICS.dlq]
+
+    def waiting(self) -> list[OutRecord]:
+        """What went into the delay tiers."""
+        return [record for record in self.records if record.topic.startswith(TOPICS.delay_prefix)]
 
 
 class FakeIntake:
@@ -153,7 +161,13 @@ class FakeIntake:
 class Bench:
     """An engine and its surroundings."""
 
-    def __init__(self, registry: Registry, functions: Executor | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        functions: Executor | None = None,
+        alone: Executor | None = None,
+        **settings: Any,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = VirtualClock(loop)
         self.codec = Codec()
@@ -171,15 +185,20 @@ class Bench:
                 codec=self.codec,
                 types=self.types,
                 clock=self.clock,
+                rng=random.Random(0),
+                coroutines=InlineExecutor(self.clock),
                 functions=functions or InlineExecutor(),
+                alone=alone,
             ),
             self.settings,
             topics=TOPICS,
+            tiers=TIERS,
             worker="w1",
         )
         self.stop = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
         self._next: dict[TopicPartition, int] = {}
+        self._forwarded = 0
 
     async def __aenter__(self) -> Bench:
         self.running = asyncio.ensure_future(self.engine.run(self.stop))
@@ -252,6 +271,18 @@ class Bench:
         self.receive(
             [self.record(self.codec.encode(each), partition, priority) for each in submissions], priority
         )
+
+    async def forward(self) -> InRecord:
+        """As the delay role does: the oldest record of the tiers, when it is due, on partition 0 of its target."""
+        waiting = self.log.waiting()[self._forwarded]
+        self._forwarded += 1
+        due_ms = int(waiting.headers[HEADER_DUE])
+        await asyncio.sleep(max(0.0, (due_ms - self.clock.now_ms()) / 1_000))
+        headers = dict(waiting.headers)
+        assert headers.pop(HEADER_TARGET).decode() == self.name().topic
+        record = dataclasses.replace(self.record(waiting.value), key=waiting.key, headers=headers)
+        self.receive([record])
+        return record
 
     def receive(self, records: Sequence[InRecord], priority: Priority = Priority.NORMAL) -> None:
         sink = self.intakes[priority].sink

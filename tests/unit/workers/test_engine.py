@@ -17,6 +17,7 @@ from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutR
 from taskline.schemas.events import (
     DeadLetter,
     DeadLettered,
+    ErrorCategory,
     Failed,
     LifecycleBatch,
     Priority,
@@ -25,7 +26,7 @@ from taskline.schemas.events import (
     Succeeded,
 )
 from taskline.workers.context import TaskContext
-from taskline.workers.engine import SCHEMA_PATIENCE_SECONDS
+from taskline.workers.lobby import SCHEMA_PATIENCE_SECONDS
 from taskline.workers.registry import Registry
 
 
@@ -430,7 +431,7 @@ def test_whatever_a_handler_raises_is_a_dead_letter_and_the_worker_goes_on(
     async def scenario() -> None:
         async with bench(journal.registry) as b:
             b.assign(0)
-            b.push(b.submission("raise"), b.submission("note", "after"))
+            b.push(b.submission("raise", max_retries=0), b.submission("note", "after"))
             await asyncio.sleep(2)
             assert journal.ended == ["after"]
             failed = next(event for event in b.log.events() if isinstance(event, Failed))
@@ -447,7 +448,10 @@ def test_whatever_a_handler_raises_is_a_dead_letter_and_the_worker_goes_on(
             )
             assert total <= 4_096
             letter = b.codec.decode(b.log.dlq()[0].value, DeadLetter)
-            assert (letter.reason, letter.error_class) == ("failed", failed.error_class)
+            assert (letter.reason, letter.error_class) == ("exhausted", failed.error_class)
+            assert (letter.category, failed.category) == (ErrorCategory.UNKNOWN, ErrorCategory.UNKNOWN)
+            (told,) = letter.errors
+            assert (told.attempt, told.error_class, told.worker) == (1, failed.error_class, "w1")
             assert b.committed().offset == 2
 
     virtually(scenario())
@@ -464,7 +468,7 @@ def test_the_dead_letter_is_acknowledged_before_the_events_that_announce_it(
         async with bench(journal.registry) as b:
             b.assign(0)
             b.log.verdict = lambda record: DeliveryFailed("no") if record.topic == "tasks.dlq" else None
-            b.push(b.submission("raise"))
+            b.push(b.submission("raise", max_retries=0))
             await asyncio.sleep(60)
             assert b.log.kinds() == ["Started"]
             assert b.committed() is None

@@ -6,14 +6,19 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from taskline.errors import InvalidTaskType, SoftTimeout
 from taskline.schemas.events import Failed, Priority, Succeeded
 from taskline.schemas.ids import new_task_id
-from taskline.workers import Registry, TaskContext
+from taskline.testing.clock import VirtualClock
+from taskline.workers import Registry, TaskContext, task
+from taskline.workers.choice import executor_for
 from taskline.workers.executor import HandlerAbandoned, InlineExecutor, ThreadExecutor
+from taskline.workers.ports import WorkerPorts
 from taskline.workers.slots import Slots
 
 
@@ -181,7 +186,7 @@ def test_a_plain_function_past_its_limit_is_failed_but_keeps_its_slot_until_it_e
     async def scenario() -> None:
         async with bench(registry, ThreadExecutor(4), concurrency=1, commit_interval_seconds=0.01) as b:
             b.assign(0)
-            b.push(b.submission("stuck"), b.submission("quick"))
+            b.push(b.submission("stuck", max_retries=0), b.submission("quick"))
             await until(lambda: "DeadLettered" in b.log.kinds())
             failed = next(event for event in b.log.events() if isinstance(event, Failed))
             assert failed.error_class == "TimeoutError"
@@ -254,3 +259,81 @@ def test_slots_are_counted_and_giving_back_too_many_is_loud() -> None:
     assert slots.free
     with pytest.raises(ValueError, match="nobody held"):
         slots.give(executor)
+
+
+def test_inline_keeps_the_soft_limit_of_a_coroutine_by_the_clock_it_is_given(virtually, ctx) -> None:
+    async def handler(payload: Any) -> str:
+        try:
+            await asyncio.sleep(payload)
+        except SoftTimeout:
+            return "in time"
+        return "no limit"
+
+    made = Registry().task("t")(handler)
+
+    async def scenario() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        executor = InlineExecutor(clock)
+        limited = replace(ctx, soft_deadline_ms=clock.now_ms() + 1_000)
+        assert await executor.run(made, 10, limited) == "in time"
+        assert await executor.run(made, 10, ctx) == "no limit"
+
+    virtually(scenario())
+
+
+@pytest.mark.parametrize(
+    ("is_async", "isolation", "suspect", "expected"),
+    [
+        (True, None, False, "coroutines"),
+        (True, "inline", False, "inline"),
+        (True, "child", False, "loops"),
+        (True, "alone", False, "alone"),
+        (False, None, False, "functions"),
+        (False, "child", False, "functions"),
+        (False, "thread", False, "threads"),
+        (True, None, True, "alone"),
+        (True, "inline", True, "alone"),
+        (False, "thread", True, "alone"),
+    ],
+)
+def test_a_task_runs_where_it_asks_to_and_a_suspect_alone(
+    is_async: bool, isolation: Any, suspect: bool, expected: str
+) -> None:
+    async def coroutine(payload: Any) -> None: ...
+
+    def plain(payload: Any) -> None: ...
+
+    made = Registry().task("t", isolation=isolation)(coroutine if is_async else plain)
+    names = ("coroutines", "functions", "alone", "loops", "inline", "threads")
+    executors = {name: InlineExecutor() for name in names}
+    ports = ports_of(**executors)
+    assert executor_for(made, ports, suspect=suspect) is executors[expected]
+    assert set(map(id, ports.executors)) == set(map(id, executors.values()))
+    # Where there is only one place for each kind, it is that.
+    few = ports_of(coroutines=executors["coroutines"], functions=executors["functions"])
+    usual = executors["coroutines" if is_async else "functions"]
+    assert executor_for(made, few, suspect=suspect) is usual
+    assert len(few.executors) == 2
+
+
+def ports_of(**executors: Any) -> WorkerPorts:
+    unused: Any = None
+    return WorkerPorts(
+        intakes={}, log=unused, lifecycle=unused, codec=unused, types=unused, clock=unused, **executors
+    )
+
+
+@pytest.mark.parametrize("isolation", ["thread", "somewhere"])
+def test_a_coroutine_cannot_ask_for_a_place_where_it_does_not_run(isolation: Any) -> None:
+    async def coroutine(payload: Any) -> None: ...
+
+    with pytest.raises(InvalidTaskType, match=r"inline, child, alone or None"):
+        Registry().task("t", isolation=isolation)(coroutine)
+    with pytest.raises(InvalidTaskType, match=r"inline, child, alone or None"):
+        task("t", isolation=isolation)(coroutine)
+
+
+@pytest.mark.parametrize("isolation", ["inline", "alone"])
+def test_a_plain_function_cannot_ask_for_a_place_where_it_does_not_run(isolation: Any) -> None:
+    with pytest.raises(InvalidTaskType, match=r"child, thread or None"):
+        Registry().task("t", isolation=isolation)(lambda payload: None)

@@ -1,0 +1,95 @@
+"""Handlers in child processes, one at a time in each: for plain functions, and for whatever may kill its process.
+
+Invariants: a child's death is the work of the only handler that ran in it. A cancelled handler is killed with its child before
+`run` ends. A child serves again only after its handler has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from taskline.workers.child import Kind
+from taskline.workers.children_link import ChildLink, result_of
+from taskline.workers.children_server import ForkServer
+from taskline.workers.context import TaskContext
+from taskline.workers.executor import EncodedResult, HandlerAbandoned
+from taskline.workers.registry import Task
+
+
+class ProcessExecutor:
+    """A pool of children, started as they are needed and replaced when they die. Runs both kinds of handlers."""
+
+    interruptible = True
+    remote = True
+
+    def __init__(self, server: ForkServer, children: int) -> None:
+        """Use at most `children` children of `server` at once."""
+        self.capacity: int | None = children
+        self._server = server
+        self._room = asyncio.Semaphore(children)
+        self._links: set[ChildLink] = set()
+        # The last one to become idle is the next one to be used: its memory is warm.
+        self._idle: list[ChildLink] = []
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of its children."""
+        return [link.pid for link in self._links if link.pid is not None]
+
+    async def run(self, task: Task, payload: Any, ctx: TaskContext) -> EncodedResult:  # noqa: ANN401 - plain values
+        """See `Executor`."""
+        async with self._room:
+            link = self._take_idle() or await self._start()
+            if self._closed:
+                link.abandon()
+                raise HandlerAbandoned("the worker has left")
+            try:
+                _, answer = link.order(task, payload, ctx)
+                try:
+                    message = await answer
+                except asyncio.CancelledError:
+                    if not answer.done() or answer.cancelled():
+                        await self._kill(link)
+                        raise
+                    # It had ended before it could be stopped.
+                    message = answer.result()
+            finally:
+                if link.alive:
+                    self._idle.append(link)
+        return result_of(message)
+
+    def close(self) -> None:
+        """See `Executor`; the children end by themselves, at the latest with the fork server."""
+        self._closed = True
+        for link in tuple(self._links):
+            link.abandon()
+
+    def _take_idle(self) -> ChildLink | None:
+        while self._idle:
+            link = self._idle.pop()
+            if not link.hung_up:
+                return link
+            # Died idle; a handler given to it would be blamed for that.
+            link.kill()
+        return None
+
+    async def _start(self) -> ChildLink:
+        if self._closed:
+            raise HandlerAbandoned("the worker has left")
+        link = await ChildLink.start(self._server, Kind.PLAIN, self._forget)
+        if link.alive:
+            self._links.add(link)
+        return link
+
+    async def _kill(self, link: ChildLink) -> None:
+        link.kill()
+        # One that was not born yet runs nothing, and would be waited for as long as the registry's import takes.
+        if link.ready:
+            await asyncio.shield(link.gone)
+
+    def _forget(self, link: ChildLink) -> None:
+        self._links.discard(link)
+        if link in self._idle:
+            self._idle.remove(link)
