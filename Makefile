@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo up down check lint typecheck imports test unit bench docs lock wheel clean
+.PHONY: help setup demo webhooks up down check lint typecheck imports test unit bench docs lock wheel clean
 
 help:
 	@echo "make demo    the airports example on a local Kafka and Cassandra, everything started for it"
+	@echo "make webhooks the webhooks example: deliveries to receivers that misbehave, their retries and replays"
 	@echo "make test    all tests; starts Kafka and Cassandra itself"
 	@echo "make check   lint, formatting, types, import rules"
 	@echo "make up      Kafka and Cassandra on 127.0.0.1, kept running (make down stops them)"
@@ -27,6 +28,9 @@ setup: $(VENV)/.ready
 
 demo: setup
 	$(BIN)/python -m examples.airports.demo
+
+webhooks: setup
+	$(BIN)/python -m examples.webhooks.demo
 
 up: setup
 	$(BIN)/taskline local up
@@ -49,6 +53,7 @@ imports: setup
 	cd build/imports && ../../$(BIN)/lint-imports --no-logo ../../pyproject.toml
 
 test: setup
+	scripts/ci-packages
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 unit: setup

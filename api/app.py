@@ -9,10 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from taskline.api import openapi
+from taskline.api import openapi, tenancy
+from taskline.api.auth import Access
+from taskline.api.dead_letters import add_letter_routes
 from taskline.api.deps import ApiDeps
 from taskline.api.direct import DirectRoute
 from taskline.api.errors import problem_of
+from taskline.api.listing import add_listing_route
 from taskline.api.middleware import CLIENT_LEFT, REQUEST_ID, RequestBoundary
 from taskline.api.operations import add_operations_routes
 from taskline.api.problems import problem_response
@@ -38,6 +41,8 @@ def create_app(deps: ApiDeps) -> FastAPI:
     # Straight into the app's own router: an included one is looked up anew for each request.
     app.router.route_class = DirectRoute
     add_task_routes(app.router, deps)
+    add_listing_route(app.router, deps)
+    add_letter_routes(app.router, deps)
     add_operations_routes(app.router, deps.health, deps.metrics)
     app.openapi_url, app.docs_url = "/openapi.json", "/docs"
     app.setup()
@@ -48,6 +53,10 @@ def create_app(deps: ApiDeps) -> FastAPI:
         app.add_exception_handler(kind, _answer_problem)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     openapi.install(app)
+    tenancy.install(
+        app,
+        Access(deps.settings, deps.keys, metrics=deps.metrics, clock=deps.clock, limits=deps.limits),
+    )
     return app
 
 

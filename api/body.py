@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
@@ -24,6 +24,8 @@ from taskline.api.problems import (
 )
 from taskline.errors import did_you_mean, nearest
 
+M = TypeVar("M", bound=BaseModel)
+
 # Nesting that every JSON and Avro encoder here takes without reaching a recursion limit.
 MAX_DEPTH = 128
 # Error entries in one answer; a caller mends a few at a time.
@@ -32,9 +34,8 @@ _MAX_ERRORS = 10
 _MAX_ECHO = 64
 # Integers of as many digits may not fit into 64 bits; shorter ones always do.
 _LONG_NUMBER = re.compile(rb"\d{19}")
-_FIELDS = tuple(TaskSubmission.model_fields)
-# An object with more is not a submission with a slip in it, and is not worth a message per field.
-_MAX_FIELDS = 4 * len(_FIELDS)
+# An object with so many times more fields is not a request with a slip in it, and is not worth a message per field.
+_FIELDS_FACTOR = 4
 # Names that callers try, and why they are not fields of a submission.
 _NOT_FIELDS: Mapping[str, str] = {
     "queue": "the queue is the task type's",
@@ -79,15 +80,23 @@ def parse_submission(body: bytes) -> TaskSubmission:
     Raises:
         ProblemError: not a JSON object (422), or unknown, missing or wrong fields (422, all of them listed).
     """
+    return parse_body(
+        body, TaskSubmission, wanted="a JSON object is wanted, with at least task_type and payload"
+    )
+
+
+def parse_body(body: bytes, model: type[M], *, wanted: str = "a JSON object is wanted") -> M:
+    """Read a body of any kind; raises as `parse_submission`."""
     document = _loads(body)
     if not isinstance(document, dict):
-        raise ProblemError(MALFORMED_BODY, "a JSON object is wanted, with at least task_type and payload")
-    if len(document) > _MAX_FIELDS:
-        raise ProblemError(INVALID_FIELDS, f"{len(document)} fields; a submission has {len(_FIELDS)}")
+        raise ProblemError(MALFORMED_BODY, wanted)
+    fields = tuple(model.model_fields)
+    if len(document) > _FIELDS_FACTOR * len(fields):
+        raise ProblemError(INVALID_FIELDS, f"{len(document)} fields; there are {len(fields)}")
     try:
-        return TaskSubmission.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
-        found = [_describe(item) for item in error.errors(include_url=False, include_context=False)]
+        found = [_describe(item, fields) for item in error.errors(include_url=False, include_context=False)]
         raise ProblemError(
             INVALID_FIELDS,
             "; ".join(entry["detail"] for entry in found[:_MAX_ERRORS]),
@@ -152,12 +161,12 @@ def _loads(body: bytes) -> object:
     return document
 
 
-def _describe(item: ErrorDetails) -> dict[str, Any]:
-    name = str(item["loc"][0]) if item["loc"] else ""
+def _describe(item: ErrorDetails, fields: Sequence[str]) -> dict[str, Any]:
+    name = str(item["loc"][-1]) if item["loc"] else ""
     pointer = "".join("/" + _escape(str(part)) for part in item["loc"])[:512]
     shown = repr(name[:_MAX_ECHO])
     if item["type"] == "extra_forbidden":
-        close = nearest(name[:_MAX_ECHO], _FIELDS)
+        close = nearest(name[:_MAX_ECHO], fields)
         reason = _NOT_FIELDS.get(name)
         detail = f"unknown field {shown}" + (f": {reason}" if reason else did_you_mean(close))
         return {"pointer": pointer, "detail": detail} | ({"nearest": close} if close and not reason else {})

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from taskline.api.health import Health
+from taskline.api.letter_desk import LateLetters
+from taskline.api.limits import RateLimits
 from taskline.api.metrics import ApiMetrics
 from taskline.api.submissions import Submissions, TaskTypes
 from taskline.infra.role import Clock, SystemClock
 from taskline.schemas.ids import TaskId
 from taskline.settings import ApiSettings
 from taskline.state.fold import TaskHistory
+from taskline.state.keys import KeyReader
+from taskline.state.keys_memory import MemoryKeys
+from taskline.state.listing import Filter
+from taskline.state.lists import Listing, TasksById
 from taskline.state.status import TaskState
 
 
@@ -32,6 +39,27 @@ class StatusQueries(Protocol):
         ...
 
 
+class ListQueries(Protocol):
+    """Questions about many tasks; `taskline.state.lists.TaskLists` answers them."""
+
+    async def page(self, wanted: Filter, *, cursor: str | None, limit: int) -> Listing:
+        """The next tasks that fit, newest first.
+
+        Raises:
+            InvalidCursor: no cursor of this listing.
+            Unavailable: the view does not answer.
+        """
+        ...
+
+    async def many(self, task_ids: Sequence[TaskId], *, tenant: str) -> TasksById:
+        """Those of the tasks that are the tenant's.
+
+        Raises:
+            Unavailable: the view does not answer.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiDeps:
     """Everything that the routes use."""
@@ -39,9 +67,15 @@ class ApiDeps:
     settings: ApiSettings
     submissions: Submissions
     status: StatusQueries
+    lists: ListQueries
     types: TaskTypes
     # Largest request body; see `taskline.api.wiring.body_limit`.
     max_body_bytes: int
+    letters: LateLetters = field(default_factory=LateLetters)
+    # Where API keys are looked up; nobody has one by default.
+    keys: KeyReader = field(default_factory=MemoryKeys)
+    # None: nothing is limited.
+    limits: RateLimits | None = None
     health: Health = field(default_factory=Health)
     metrics: ApiMetrics = field(default_factory=ApiMetrics)
     clock: Clock = field(default_factory=SystemClock)

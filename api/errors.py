@@ -10,10 +10,16 @@ from starlette.exceptions import HTTPException
 from taskline.api import problems
 from taskline.api.problems import ProblemError
 from taskline.errors import (
+    GenerationsExhausted,
+    InvalidCursor,
     InvalidOption,
     InvalidPayload,
     InvalidRequest,
     InvalidTaskId,
+    LetterGone,
+    LetterNotFound,
+    LetterResolved,
+    NotReplayable,
     PayloadTooLarge,
     TaskNotFound,
     Unavailable,
@@ -72,6 +78,19 @@ def _option(error: InvalidOption) -> ProblemError:
     )
 
 
+def _resolved(error: LetterResolved) -> ProblemError:
+    return ProblemError(
+        problems.LETTER_RESOLVED,
+        str(error),
+        members={"replayed_as": None if error.replayed_as is None else str(error.replayed_as)},
+    )
+
+
+def _without_place(error: LetterGone) -> str:
+    # Names of topics are no caller's business.
+    return f"dead letter {error.letter_id} is not in the log any more"
+
+
 def _http(error: HTTPException) -> ProblemError:
     # The framework's own: no route for the path, or none for the method.
     if error.status_code == problems.NOT_FOUND.status:
@@ -87,7 +106,13 @@ def _http(error: HTTPException) -> ProblemError:
 _PROBLEMS: tuple[tuple[type[Exception], Callable[[Any], ProblemError]], ...] = (
     (ProblemError, lambda error: error),
     (InvalidTaskId, lambda error: ProblemError(problems.INVALID_TASK_ID, str(error))),
+    (InvalidCursor, lambda error: ProblemError(problems.INVALID_CURSOR, str(error))),
     (TaskNotFound, lambda error: ProblemError(problems.TASK_NOT_FOUND, str(error))),
+    (LetterNotFound, lambda error: ProblemError(problems.LETTER_NOT_FOUND, str(error))),
+    (LetterResolved, _resolved),
+    (LetterGone, lambda error: ProblemError(problems.LETTER_GONE, _without_place(error))),
+    (GenerationsExhausted, lambda error: ProblemError(problems.GENERATIONS_EXHAUSTED, str(error))),
+    (NotReplayable, lambda error: ProblemError(problems.NOT_REPLAYABLE, str(error))),
     (UnknownTaskType, _unknown_type),
     (InvalidPayload, _payload),
     (PayloadTooLarge, _too_large),

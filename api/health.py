@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -33,12 +33,28 @@ class Health:
         self, dependencies: Iterable[str] = (KAFKA, VIEW), *, metrics: ApiMetrics | None = None
     ) -> None:
         """Begin with every dependency unknown, which counts as down."""
-        self.stopping = False
+        self._stopping = False
+        self._on_stop: list[Callable[[], None]] = []
         self._metrics = metrics
         self._checks: dict[str, DependencyCheck] = {}
         for name in dependencies:
             self._checks[name] = DependencyCheck(up=False, detail="not reached yet")
             self._count(name)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process is on its way out."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """The process is on its way out."""
+        self._stopping = True
+        for told in self._on_stop:
+            told()
+
+    def on_stop(self, told: Callable[[], None]) -> None:
+        """Call this when the process is on its way out."""
+        self._on_stop.append(told)
 
     def checks(self, purpose: str | None = None) -> dict[str, DependencyCheck]:
         """The dependencies that a purpose of `PURPOSES` needs; None: all."""

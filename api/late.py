@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from taskline.api.deps import StatusQueries
+from taskline.api.deps import ListQueries, StatusQueries
 from taskline.api.problems import TYPES_UNAVAILABLE, ProblemError
 from taskline.api.submissions import TaskTypes
 from taskline.errors import Unavailable
 from taskline.schemas.ids import TaskId
+from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
 from taskline.state.fold import TaskHistory
+from taskline.state.keys import ApiKey, KeyReader
+from taskline.state.listing import Filter
+from taskline.state.lists import Listing, TasksById
 from taskline.state.status import TaskState
 
 _RETRY_AFTER_SECONDS = "2"
+_NOT_YET = "the view has not answered since this process started"
+
+
+class AllTypes(TaskTypes, Protocol):
+    """A `TypeDirectory`."""
+
+    def writer_schema(self, fingerprint: bytes) -> PayloadSchema | None:
+        """The schema with this fingerprint; None: nobody has registered it."""
+        ...
 
 
 class LateTypes:
     """The task types, once they have been read."""
 
     def __init__(self) -> None:
-        self.source: TaskTypes | None = None
+        self.source: AllTypes | None = None
 
     def get(self, name: str) -> TaskType:
         """As `TaskTypes.get`."""
@@ -30,7 +44,11 @@ class LateTypes:
         """As `TaskTypes.names`."""
         return self._read().names()
 
-    def _read(self) -> TaskTypes:
+    def writer_schema(self, fingerprint: bytes) -> PayloadSchema | None:
+        """As `TypeDirectory.writer_schema`; None also until the types have been read."""
+        return None if self.source is None else self.source.writer_schema(fingerprint)
+
+    def _read(self) -> AllTypes:
         if self.source is None:
             raise ProblemError(
                 TYPES_UNAVAILABLE,
@@ -40,11 +58,25 @@ class LateTypes:
         return self.source
 
 
+class LateKeys:
+    """The API keys, once the view is connected."""
+
+    def __init__(self) -> None:
+        self.source: KeyReader | None = None
+
+    async def find(self, prefix: str) -> ApiKey | None:
+        """As `KeyReader.find`."""
+        if self.source is None:
+            raise Unavailable("Cassandra has not answered since this process started")
+        return await self.source.find(prefix)
+
+
 class LateView:
     """The view, once it is connected."""
 
     def __init__(self) -> None:
         self.queries: StatusQueries | None = None
+        self.lists: ListQueries | None = None
 
     async def get(self, task_id: TaskId, *, tenant: str) -> TaskState:
         """As `StatusQueries.get`."""
@@ -54,7 +86,20 @@ class LateView:
         """As `StatusQueries.history`."""
         return await self._connected().history(task_id, tenant=tenant)
 
+    async def page(self, wanted: Filter, *, cursor: str | None, limit: int) -> Listing:
+        """As `ListQueries.page`."""
+        return await self._connected_lists().page(wanted, cursor=cursor, limit=limit)
+
+    async def many(self, task_ids: Sequence[TaskId], *, tenant: str) -> TasksById:
+        """As `ListQueries.many`."""
+        return await self._connected_lists().many(task_ids, tenant=tenant)
+
+    def _connected_lists(self) -> ListQueries:
+        if self.lists is None:
+            raise Unavailable(_NOT_YET)
+        return self.lists
+
     def _connected(self) -> StatusQueries:
         if self.queries is None:
-            raise Unavailable("the view has not answered since this process started")
+            raise Unavailable(_NOT_YET)
         return self.queries

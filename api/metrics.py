@@ -32,6 +32,11 @@ class ApiMetrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("taskline_api_requests_in_flight", "Requests in hand.", registry=self.registry)
+        self.waiting = Gauge(
+            "taskline_api_requests_waiting",
+            "Requests that wait for a task's end (?wait=); not counted as in hand.",
+            registry=self.registry,
+        )
         self.dependency_up = Gauge(
             "taskline_api_dependency_up",
             "1: it answered when last asked; 0: it did not.",

@@ -9,6 +9,8 @@ import itertools
 import re
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +21,9 @@ from taskline.api.problems import INTERNAL_ERROR, OVERLOADED, ProblemError, prob
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = "taskline.request_id"
+# Header fields, as pairs of bytes, that a route wants on its answer whatever that will be.
+MORE_HEADERS = "taskline.more_headers"
+_BOUNDARY = "taskline.boundary"
 _REQUEST_ID_HEADER = b"x-request-id"
 # What a caller's own request id may look like; anything else is replaced, since it goes into logs and headers.
 _USABLE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}\Z")
@@ -48,6 +53,7 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         request_id = scope[REQUEST_ID] = self._request_id(scope)
+        scope[_BOUNDARY] = self
         header = (_REQUEST_ID_HEADER, request_id.encode("ascii"))
         status = 0
 
@@ -55,12 +61,11 @@ class RequestBoundary:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], header, *scope.get(MORE_HEADERS, ())]
             await send(message)
 
         started = time.perf_counter()
-        self._in_flight += 1
-        self._metrics.in_flight.set(self._in_flight)
+        self.count(1)
         try:
             if self._in_flight > self._max_in_flight and scope["path"] not in _ALWAYS_ANSWERED:
                 refusal = ProblemError(
@@ -84,8 +89,7 @@ class RequestBoundary:
             await problem_response(problem, request_id)(scope, receive, answer)
         finally:
             seconds = time.perf_counter() - started
-            self._in_flight -= 1
-            self._metrics.in_flight.set(self._in_flight)
+            self.count(-1)
             self._metrics.observe(scope["method"], _route(scope), status or CLIENT_LEFT, seconds)
             log.debug(
                 "answered",
@@ -96,6 +100,11 @@ class RequestBoundary:
                 seconds=round(seconds, 6),
             )
 
+    def count(self, change: int) -> None:
+        """So many requests more are in hand."""
+        self._in_flight += change
+        self._metrics.in_flight.set(self._in_flight)
+
     def _request_id(self, scope: Scope) -> str:
         """The caller's, if it is usable, or a new one."""
         for name, value in scope["headers"]:
@@ -104,6 +113,17 @@ class RequestBoundary:
                     return str(value, "ascii")
                 break
         return f"{self._prefix}-{next(self._numbers):x}"
+
+
+@contextmanager
+def parked(scope: Scope) -> Iterator[None]:
+    """Not count a request as in flight while it does nothing but wait: it has a bound of its own."""
+    boundary: RequestBoundary = scope[_BOUNDARY]
+    boundary.count(-1)
+    try:
+        yield
+    finally:
+        boundary.count(1)
 
 
 def _route(scope: Scope) -> str:

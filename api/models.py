@@ -16,7 +16,7 @@ from taskline.api.examples import EXAMPLES
 from taskline.api.instants import instant_of
 from taskline.infra.tiers import MAX_DELAY_SECONDS
 from taskline.producers.submission import MAX_NAME_CHARS, MAX_TIMEOUT_SECONDS
-from taskline.schemas.events import Priority
+from taskline.schemas.events import ErrorCategory, Priority
 from taskline.schemas.types import MAX_RETRIES
 from taskline.state.fold import Outcome
 from taskline.state.status import TaskStatus
@@ -115,6 +115,7 @@ class ErrorView(_Answer):
     attempt: int
     at: datetime
     retryable: Annotated[bool, Field(description="False: the worker said that another attempt can't help.")]
+    category: Annotated[ErrorCategory, Field(description="What kind of error it is, as the worker judged.")]
 
 
 class TaskView(_Answer):
@@ -136,12 +137,17 @@ class TaskView(_Answer):
     attempt: Annotated[int, Field(description="The highest attempt that started, from 1; 0: none has.")]
     retry_count: Annotated[int, Field(description="Attempts after the first.")]
     max_retries: int
+    next_attempt_at: Annotated[
+        datetime | None, Field(description="While the next attempt waits: it does not start earlier.")
+    ]
     last_error: ErrorView | None
     result: Annotated[Any, Field(description="What the handler returned, once completed.")]
     reason: Annotated[str | None, Field(description="Why it is dead, in a word.")]
     worker: Annotated[str | None, Field(description="The process that started the newest execution.")]
     root_id: Annotated[UUID, Field(description="The first task of a chain of replays; its own id otherwise.")]
-    replay_of: UUID | None
+    replay_of: Annotated[UUID | None, Field(description="The dead task that this one replays.")]
+    generation: Annotated[int, Field(description="How many replays led here.")]
+    replayed_as: Annotated[UUID | None, Field(description="Of a dead task: the one that replays it.")]
     retain_until: Annotated[datetime, Field(description="After this the task may be forgotten.")]
 
 
@@ -167,7 +173,16 @@ class AttemptView(_Answer):
 class EventView(_Answer):
     """One lifecycle event, as it stands in the log."""
 
-    event: Literal["started", "released", "succeeded", "failed", "dead_lettered"]
+    event: Literal[
+        "started",
+        "released",
+        "succeeded",
+        "failed",
+        "retry_scheduled",
+        "crashed",
+        "expired",
+        "dead_lettered",
+    ]
     at: datetime
     attempt: int
     worker: str
@@ -176,6 +191,13 @@ class EventView(_Answer):
     execution: Annotated[UUID | None, Field(description="The execution that it is about, if any.")] = None
     reason: str | None = None
     error: Annotated[str | None, Field(description="Of a failure: the exception's qualified name.")] = None
+    alone: Annotated[
+        bool | None,
+        Field(description="Of a crash: nothing else ran in the process, so the task is to blame."),
+    ] = None
+    next_attempt_at: Annotated[
+        datetime | None, Field(description="Of a scheduled retry: it does not start earlier.")
+    ] = None
 
 
 class TaskHistoryView(_Answer):
@@ -266,6 +288,14 @@ class Problem(BaseModel):
     size_bytes: int | None = None
     errors: list[FieldProblem] | None = None
     checks: dict[str, Check] | None = None
+    scope: Annotated[str | None, Field(description="The scope that the API key lacks.")] = None
+    violated_policies: Annotated[
+        list[str] | None,
+        Field(
+            alias="violated-policies",
+            description="The rate limits that are used up, as RateLimit-Policy names them.",
+        ),
+    ] = None
 
 
 # Everything that the OpenAPI document names.

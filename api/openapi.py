@@ -15,8 +15,11 @@ from pydantic.json_schema import models_json_schema
 
 from taskline import __version__
 from taskline.api.examples import EXAMPLE_ID
+from taskline.api.letter_models import LETTER_MODELS
+from taskline.api.listing_models import LIST_MODELS
 from taskline.api.models import DOCUMENTED, Problem
 from taskline.api.problems import INTERNAL_ERROR, OVERLOADED, PROBLEM_JSON, ProblemType
+from taskline.api.tenancy import SECURITY_SCHEME
 
 Json = dict[str, Any]
 
@@ -31,8 +34,14 @@ caller's own or a new one. Instants are ISO 8601 in UTC with milliseconds.
 """
 _TAGS = [
     {"name": "tasks", "description": "Submit a task; read its state and its history."},
+    {"name": "dead letters", "description": "What was given up: look at it, replay it, discard it."},
     {"name": "operations", "description": "For orchestrators, balancers and monitoring."},
 ]
+_SECURITY: Json = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key, `tk_<prefix>_<secret>`, as `taskline keys create` printed it. Each operation names the scope that it needs.",
+}
 # Problems that any route may answer with.
 _ANYWHERE = (INTERNAL_ERROR, OVERLOADED)
 _RETRY_AFTER: Json = {
@@ -40,6 +49,24 @@ _RETRY_AFTER: Json = {
         "description": "Seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 1},
     }
+}
+_RATE_LIMIT: Json = {
+    "RateLimit-Policy": {
+        "description": "Every limit that applies: its name, `q` units in `w` seconds (draft-ietf-httpapi-ratelimit-headers). Absent: none.",
+        "schema": {"type": "string"},
+    },
+    "RateLimit": {
+        "description": "For each, how much is left (`r`) and when there will be more (`t`, in seconds).",
+        "schema": {"type": "string"},
+    },
+}
+_CHALLENGE: Json = {"WWW-Authenticate": {"description": "As RFC 6750 has it.", "schema": {"type": "string"}}}
+# Headers that go with a status, beyond those of every answer.
+_HEADERS_OF: dict[int, Json] = {
+    401: _CHALLENGE,
+    403: _CHALLENGE,
+    429: _RETRY_AFTER | _RATE_LIMIT,
+    503: _RETRY_AFTER,
 }
 _REQUEST_ID: Json = {
     "X-Request-Id": {"description": "Names the request in the server's log.", "schema": {"type": "string"}}
@@ -49,6 +76,9 @@ _EXAMPLE_MEMBERS: Json = {
     "nearest": "geo.nearest",
     "pointer": "/iata",
     "task_id": EXAMPLE_ID,
+    "replayed_as": EXAMPLE_ID,
+    "scope": "submit",
+    "violated-policies": ["submissions-tenant-60s"],
     "limit_bytes": 262_144,
     "size_bytes": 300_112,
     "errors": [
@@ -92,7 +122,7 @@ def answers(
     for code, kinds in sorted(by_status.items()):
         found[code] = {
             "description": "\n\n".join(f"`{kind.slug}`: {kind.meaning}" for kind in kinds),
-            "headers": _REQUEST_ID | (_RETRY_AFTER if code == 503 else {}),
+            "headers": _REQUEST_ID | _HEADERS_OF.get(code, {}),
             "content": {
                 PROBLEM_JSON: {
                     "schema": ref(Problem),
@@ -103,9 +133,19 @@ def answers(
     return found
 
 
-def json_body(model: type[BaseModel]) -> Json:
-    """A required JSON body, for FastAPI's `openapi_extra`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": ref(model)}}}}
+def json_body(model: type[BaseModel], *, required: bool = True) -> Json:
+    """A JSON body, for FastAPI's `openapi_extra`."""
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": ref(model)}}}}
+
+
+def query_parameters(parameters: Mapping[str, tuple[str, Json]]) -> Json:
+    """Optional query parameters (name → description and schema), for FastAPI's `openapi_extra`."""
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+            for name, (description, schema) in parameters.items()
+        ]
+    }
 
 
 def task_id_in_path() -> Json:
@@ -147,9 +187,14 @@ def _document(app: FastAPI) -> Json:
     )
     document["info"]["license"] = {"name": "Apache 2.0", "identifier": "Apache-2.0"}
     _, schemas = models_json_schema(
-        [(model, "validation") for model in DOCUMENTED], ref_template=_REF + "{model}"
+        [(model, "validation") for model in (*DOCUMENTED, *LETTER_MODELS, *LIST_MODELS)],
+        ref_template=_REF + "{model}",
     )
-    document.setdefault("components", {})["schemas"] = dict(sorted(schemas["$defs"].items()))
+    components = document.setdefault("components", {})
+    components["schemas"] = dict(sorted(schemas["$defs"].items()))
+    components["securitySchemes"] = {SECURITY_SCHEME: _SECURITY}
+    # What a route does not say otherwise.
+    document["security"] = []
     return document
 
 

@@ -45,6 +45,12 @@ INVALID_TASK_ID = ProblemType(
     title="Not a task id",
     meaning="The id is not a UUIDv7 in its usual form, or lies in the future.",
 )
+INVALID_CURSOR = ProblemType(
+    slug="invalid-cursor",
+    status=400,
+    title="Not a cursor of this list",
+    meaning="The cursor is none that a list gave, or belongs to a list with other filters; begin the list anew.",
+)
 UNKNOWN_TASK_TYPE = ProblemType(
     slug="unknown-task-type",
     status=400,
@@ -59,11 +65,30 @@ INVALID_PAYLOAD = ProblemType(
     meaning="The payload does not fit its task type; `pointer` is the JSON pointer of the field within the payload.",
     members=("task_type", "pointer"),
 )
+UNAUTHORIZED = ProblemType(
+    slug="unauthorized",
+    status=401,
+    title="No valid API key",
+    meaning="The request has no API key (`Authorization: Bearer tk_…`), or one that is unknown, revoked or expired; nothing was accepted.",
+)
+FORBIDDEN = ProblemType(
+    slug="forbidden",
+    status=403,
+    title="The API key lacks the scope",
+    meaning="The API key is valid, but has not the scope named by `scope`; nothing was accepted.",
+    members=("scope",),
+)
 TASK_NOT_FOUND = ProblemType(
     slug="task-not-found",
     status=404,
     title="No such task",
     meaning="No task with this id is in the view: it was never accepted, is another tenant's, or its retention is over.",
+)
+LETTER_NOT_FOUND = ProblemType(
+    slug="dead-letter-not-found",
+    status=404,
+    title="No such dead letter",
+    meaning="No dead letter with this id is in the view: the task is not dead, is another tenant's, or the letter's retention is over.",
 )
 NOT_FOUND = ProblemType(
     slug="not-found", status=404, title="No such resource", meaning="The path leads nowhere."
@@ -79,6 +104,31 @@ BODY_TIMEOUT = ProblemType(
     status=408,
     title="The body did not arrive in time",
     meaning="The request's body took longer than `api.request_timeout_seconds`; nothing was accepted.",
+)
+LETTER_RESOLVED = ProblemType(
+    slug="dead-letter-resolved",
+    status=409,
+    title="Replayed or discarded before",
+    meaning="Something was done about the dead letter before; `replayed_as` is the task that replays it, if one does.",
+    members=("replayed_as",),
+)
+GENERATIONS_EXHAUSTED = ProblemType(
+    slug="generations-exhausted",
+    status=409,
+    title="Replayed often enough",
+    meaning="The task and its replays have died as often as `dlq.max_generations` allows; submit a new task if it should run all the same.",
+)
+NOT_REPLAYABLE = ProblemType(
+    slug="not-replayable",
+    status=409,
+    title="Nothing to replay",
+    meaning="The dead letter's task can't be read, so that it can't be submitted again.",
+)
+LETTER_GONE = ProblemType(
+    slug="dead-letter-gone",
+    status=410,
+    title="Not in the log any more",
+    meaning="The dead letter is still listed, but its retention in the log (`topics.dlq_retention_days`) is over.",
 )
 TOO_LARGE = ProblemType(
     slug="too-large",
@@ -111,6 +161,13 @@ BAD_REQUEST = ProblemType(
     status=400,
     title="Bad request",
     meaning="The request is not HTTP that the server can read, or a query parameter has no such value.",
+)
+RATE_LIMITED = ProblemType(
+    slug="rate-limited",
+    status=429,
+    title="Too many requests",
+    meaning="The tenant or the API key has used up a rate limit (`violated-policies`, explained by the header RateLimit-Policy); nothing was accepted. Try again after `Retry-After` seconds.",
+    members=("violated-policies",),
 )
 HEAD_TOO_LARGE = ProblemType(
     slug="head-too-large",
@@ -149,6 +206,18 @@ VIEW_UNAVAILABLE = ProblemType(
     title="The view does not answer",
     meaning="Cassandra does not answer, so that the task's state can't be told. Try again later.",
 )
+KEYS_UNAVAILABLE = ProblemType(
+    slug="keys-unavailable",
+    status=503,
+    title="API keys can't be looked up",
+    meaning="Cassandra does not answer, and this process has not seen the API key lately; nothing was accepted. Try again later.",
+)
+LOG_UNAVAILABLE = ProblemType(
+    slug="log-unavailable",
+    status=503,
+    title="The log does not answer",
+    meaning="Kafka does not answer, so that the whole dead letter can't be read; nothing was done about it. Try again later.",
+)
 OVERLOADED = ProblemType(
     slug="overloaded",
     status=503,
@@ -166,22 +235,33 @@ NOT_READY = ProblemType(
 PROBLEMS: tuple[ProblemType, ...] = (
     BAD_REQUEST,
     INVALID_TASK_ID,
+    INVALID_CURSOR,
     UNKNOWN_TASK_TYPE,
     INVALID_PAYLOAD,
+    UNAUTHORIZED,
+    FORBIDDEN,
     TASK_NOT_FOUND,
+    LETTER_NOT_FOUND,
     NOT_FOUND,
     METHOD_NOT_ALLOWED,
     BODY_TIMEOUT,
+    LETTER_RESOLVED,
+    GENERATIONS_EXHAUSTED,
+    NOT_REPLAYABLE,
+    LETTER_GONE,
     TOO_LARGE,
     UNSUPPORTED_MEDIA_TYPE,
     MALFORMED_BODY,
     INVALID_FIELDS,
+    RATE_LIMITED,
     HEAD_TOO_LARGE,
     INTERNAL_ERROR,
     DELIVERY_UNKNOWN,
     NOT_ACCEPTED,
     TYPES_UNAVAILABLE,
     VIEW_UNAVAILABLE,
+    KEYS_UNAVAILABLE,
+    LOG_UNAVAILABLE,
     OVERLOADED,
     NOT_READY,
 )

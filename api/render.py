@@ -11,10 +11,13 @@ import structlog
 from starlette.responses import Response
 
 from taskline.schemas.events import (
+    Crashed,
     DeadLettered,
+    Expired,
     Failed,
     LifecycleEvent,
     Released,
+    RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
@@ -32,6 +35,9 @@ _EVENT_NAMES: dict[type[LifecycleEvent], str] = {
     Released: "released",
     Succeeded: "succeeded",
     Failed: "failed",
+    RetryScheduled: "retry_scheduled",
+    Crashed: "crashed",
+    Expired: "expired",
     DeadLettered: "dead_lettered",
 }
 
@@ -58,29 +64,35 @@ def instant(at: datetime | None) -> str | None:
 
 def task_json(state: TaskState) -> bytes:
     """A `TaskView`."""
-    return orjson.dumps(
-        {
-            "task_id": state.task_id,
-            "task_type": state.task_type,
-            "status": state.status,
-            "priority": state.priority,
-            "queue": state.queue,
-            "created_at": instant(state.created_at),
-            "scheduled_at": instant(state.not_before),
-            "started_at": instant(state.started_at),
-            "completed_at": instant(state.completed_at),
-            "attempt": state.attempt,
-            "retry_count": state.retry_count,
-            "max_retries": state.max_retries,
-            "last_error": None if state.last_error is None else _error(state.last_error),
-            "result": None if state.result is None else _result(state),
-            "reason": state.reason,
-            "worker": state.worker,
-            "root_id": state.root_id,
-            "replay_of": state.replay_of,
-            "retain_until": instant(state.retain_until),
-        }
-    )
+    return orjson.dumps(task_fields(state))
+
+
+def task_fields(state: TaskState) -> dict[str, Any]:
+    """A `TaskView`, for `orjson.dumps`."""
+    return {
+        "task_id": state.task_id,
+        "task_type": state.task_type,
+        "status": state.status,
+        "priority": state.priority,
+        "queue": state.queue,
+        "created_at": instant(state.created_at),
+        "scheduled_at": instant(state.not_before),
+        "started_at": instant(state.started_at),
+        "completed_at": instant(state.completed_at),
+        "attempt": state.attempt,
+        "retry_count": state.retry_count,
+        "max_retries": state.max_retries,
+        "next_attempt_at": instant(state.next_attempt_at),
+        "last_error": None if state.last_error is None else _error(state.last_error),
+        "result": None if state.result is None else _result(state),
+        "reason": state.reason,
+        "worker": state.worker,
+        "root_id": state.root_id,
+        "replay_of": state.replay_of,
+        "generation": state.generation,
+        "replayed_as": state.replayed_as,
+        "retain_until": instant(state.retain_until),
+    }
 
 
 def history_json(history: TaskHistory) -> bytes:
@@ -153,6 +165,7 @@ def _error(error: TaskError) -> dict[str, Any]:
         "attempt": error.attempt,
         "at": instant(error.at),
         "retryable": error.retryable,
+        "category": error.category,
     }
 
 
@@ -181,10 +194,15 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         "offset": placed.offset,
         "index": placed.index,
     }
-    if isinstance(event, Started | Released | Succeeded | Failed):
+    if isinstance(event, Started | Released | Succeeded | Failed | Crashed):
         row["execution"] = event.execution
     if isinstance(event, Released | DeadLettered):
         row["reason"] = event.reason
     if isinstance(event, Failed):
         row["error"] = event.error_class
+    if isinstance(event, Crashed):
+        row["reason"] = event.cause
+        row["alone"] = event.alone
+    if isinstance(event, RetryScheduled):
+        row["next_attempt_at"] = instant(from_ms(event.due))
     return row

@@ -84,7 +84,7 @@ async def serve(
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        health.stopping = True
+        health.stop()
         if not serving.done():
             await asyncio.sleep(api.shutdown_delay_seconds)
     finally:

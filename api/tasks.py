@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from enum import Enum
-from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,43 +10,38 @@ from starlette.responses import Response
 from taskline.api import problems
 from taskline.api.body import parse_submission, read_body
 from taskline.api.deps import ApiDeps
+from taskline.api.etag import StateAnswer
 from taskline.api.models import (
     TaskAccepted,
     TaskHistoryView,
     TaskSubmission,
     TaskTypeList,
-    TaskView,
 )
 from taskline.api.openapi import answers, json_body, task_id_in_path
-from taskline.api.problems import VIEW_UNAVAILABLE, ProblemError
-from taskline.api.render import JSONAnswer, accepted_json, history_json, task_json, task_types_json
-from taskline.api.tenancy import tenant_of
+from taskline.api.problems import BAD_REQUEST
+from taskline.api.render import JSONAnswer, accepted_json, history_json, task_types_json
+from taskline.api.state_docs import state_answers, state_parameters
+from taskline.api.state_reads import StateReads, wait_of, within
+from taskline.api.tenancy import ACCESS_PROBLEMS, needs, require
 from taskline.schemas.ids import TaskId, parse_task_id
-
-T = TypeVar("T")
+from taskline.state.keys import Scope
 
 _TAGS: list[str | Enum] = ["tasks"]
-_RETRY_AFTER_VIEW_SECONDS = "2"
-_READ_PROBLEMS = (problems.INVALID_TASK_ID, problems.TASK_NOT_FOUND, problems.VIEW_UNAVAILABLE)
+_READ_PROBLEMS = (
+    problems.INVALID_TASK_ID,
+    problems.TASK_NOT_FOUND,
+    problems.VIEW_UNAVAILABLE,
+    *ACCESS_PROBLEMS,
+)
 
 
 def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
     """Add the routes, on these dependencies. The router's routes are `DirectRoute`s."""
     timeout_seconds = deps.settings.request_timeout_seconds
+    states = StateReads(deps)
 
     def task_id_of(request: Request) -> TaskId:
         return parse_task_id(request.path_params["task_id"], deps.clock.now_ms())
-
-    async def read(query: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await query
-        except TimeoutError:
-            raise ProblemError(
-                VIEW_UNAVAILABLE,
-                f"the view did not answer within {timeout_seconds:g} seconds",
-                headers={"retry-after": _RETRY_AFTER_VIEW_SECONDS},
-            ) from None
 
     @router.get(
         "/tasks/{task_id}",
@@ -57,16 +49,18 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         summary="Read a task's state",
         tags=_TAGS,
         response_class=Response,
-        openapi_extra=task_id_in_path(),
-        responses=answers(200, TaskView, "The task as the view knows it.", *_READ_PROBLEMS),
+        openapi_extra=state_parameters() | needs(Scope.READ),
+        responses=state_answers(BAD_REQUEST, *_READ_PROBLEMS),
     )
     async def get_task(request: Request) -> Response:
         """A state never goes back: what one read has shown, every later one builds on.
 
-        The id of a task accepted a moment ago is waited for, rather than called unknown.
+        The id of a task accepted a moment ago is waited for, rather than called unknown. With `wait`, the answer comes when the task
+        has ended, or when so many seconds are over. `If-None-Match` with the ETag of an earlier answer gives 304 while nothing has changed.
         """
-        task_id, tenant = task_id_of(request), await tenant_of(request)
-        return JSONAnswer(task_json(await read(deps.status.get(task_id, tenant=tenant))))
+        tenant, task_id = await require(request, Scope.READ), task_id_of(request)
+        rendered = await states.read(task_id, tenant=tenant, request=request, wait_seconds=wait_of(request))
+        return StateAnswer(rendered, request.headers.get("if-none-match"))
 
     @router.post(
         "/tasks",
@@ -75,7 +69,7 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         tags=_TAGS,
         response_class=Response,
         status_code=201,
-        openapi_extra=json_body(TaskSubmission),
+        openapi_extra=json_body(TaskSubmission) | needs(Scope.SUBMIT),
         responses=answers(
             201,
             TaskAccepted,
@@ -90,6 +84,7 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
             problems.DELIVERY_UNKNOWN,
             problems.NOT_ACCEPTED,
             problems.TYPES_UNAVAILABLE,
+            *ACCESS_PROBLEMS,
             headers={
                 "Location": {
                     "description": "Where the task's state is read.",
@@ -103,7 +98,7 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
 
         Submitting the same body again makes another task.
         """
-        tenant = await tenant_of(request)
+        tenant = await require(request, Scope.SUBMIT)
         body = await read_body(request, limit_bytes=deps.max_body_bytes, timeout_seconds=timeout_seconds)
         accepted = await deps.submissions.submit(
             parse_submission(body), tenant=tenant, traceparent=request.headers.get("traceparent")
@@ -120,13 +115,14 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         summary="Read a task's history",
         tags=_TAGS,
         response_class=Response,
-        openapi_extra=task_id_in_path(),
+        openapi_extra=task_id_in_path() | needs(Scope.READ),
         responses=answers(200, TaskHistoryView, "The task's executions and its events.", *_READ_PROBLEMS),
     )
     async def get_task_history(request: Request) -> Response:
         """Every execution with its outcome, and the events as they stand in the log."""
-        task_id, tenant = task_id_of(request), await tenant_of(request)
-        return JSONAnswer(history_json(await read(deps.status.history(task_id, tenant=tenant))))
+        tenant, task_id = await require(request, Scope.READ), task_id_of(request)
+        found = await within(timeout_seconds, deps.status.history(task_id, tenant=tenant))
+        return JSONAnswer(history_json(found))
 
     @router.get(
         "/task-types",
@@ -134,8 +130,16 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         summary="List the registered task types",
         tags=_TAGS,
         response_class=Response,
-        responses=answers(200, TaskTypeList, "All task types, by name.", problems.TYPES_UNAVAILABLE),
+        openapi_extra=needs(Scope.READ),
+        responses=answers(
+            200,
+            TaskTypeList,
+            "All task types, by name.",
+            problems.TYPES_UNAVAILABLE,
+            *ACCESS_PROBLEMS,
+        ),
     )
     async def list_task_types(request: Request) -> Response:
         """What can be submitted, with each payload's Avro schema."""
+        await require(request, Scope.READ)
         return JSONAnswer(task_types_json(deps.types.get(name) for name in deps.types.names()))

@@ -19,7 +19,9 @@ from confluent_kafka.admin import AdminClient
 
 from taskline.api.deps import ApiDeps
 from taskline.api.health import KAFKA, VIEW, Health
-from taskline.api.late import LateTypes, LateView
+from taskline.api.late import LateKeys, LateTypes, LateView
+from taskline.api.letter_desk import LateLetters, LetterDesk
+from taskline.api.limits import RateLimits
 from taskline.api.metrics import ApiMetrics
 from taskline.api.submissions import Submissions
 from taskline.api.watching import PROBE_TIMEOUT_SECONDS, Probe, watch
@@ -27,12 +29,16 @@ from taskline.errors import Unavailable, WrongTopology
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
 from taskline.infra.kafka.client import client_config, new_client, translated
+from taskline.infra.kafka.fetch import KafkaRecords, RecordFetcher
 from taskline.infra.kafka.types import TypeDirectory
-from taskline.infra.role import SystemClock
+from taskline.infra.role import SystemClock, process_name
 from taskline.infra.topics import Topics
 from taskline.producers.preparation import codec_of
+from taskline.producers.replayer import Replayer
 from taskline.settings import ProducerSettings, Settings
 from taskline.state.cassandra import CassandraStore
+from taskline.state.dead_letters import DeadLetters
+from taskline.state.lists import TaskLists
 from taskline.state.migrations import check_view
 from taskline.state.reader import StatusReader
 
@@ -60,22 +66,30 @@ class Wiring:
         """Make what needs no server; call from the loop that will serve.
 
         Raises:
-            InvalidSettings: the Kafka client refuses the settings.
+            InvalidSettings: the Kafka client refuses the settings, or a rate limit can't be read.
+            MissingExtra: rate limits are counted in Redis, and its client is not installed.
         """
         self._settings = settings
+        metrics = ApiMetrics()
+        self._limits = RateLimits.of(settings.api, metrics)
         self._codec = codec_of(settings.schemas)
         self._log = KafkaLog(
             settings.model_copy(update={"producer": _bounded(settings)}), client_id="taskline-api"
         )
-        self._types, self._view = LateTypes(), LateView()
+        self._types, self._view, self._letters = LateTypes(), LateView(), LateLetters()
+        self._keys = LateKeys()
         self._cleanup = AsyncExitStack()
-        clock, metrics = SystemClock(), ApiMetrics()
+        clock = SystemClock()
         self.deps = ApiDeps(
             settings=settings.api,
             submissions=Submissions(self._log, self._types, self._codec, settings, clock=clock),
             status=self._view,
+            lists=self._view,
             types=self._types,
             max_body_bytes=body_limit(settings.producer.max_payload_bytes),
+            letters=self._letters,
+            keys=self._keys,
+            limits=self._limits,
             health=Health(metrics=metrics),
             metrics=metrics,
             clock=clock,
@@ -115,6 +129,8 @@ class Wiring:
         if unacknowledged:
             log.error("stopped with unacknowledged submissions", records=unacknowledged)
         await self._cleanup.aclose()
+        if self._limits is not None:
+            await self._limits.close()
 
     async def _connect_kafka(self) -> Probe:
         settings = self._settings
@@ -138,8 +154,25 @@ class Wiring:
             # Mended from outside, while submissions go on.
             raise Unavailable(str(error)) from error
         self._cleanup.push_async_callback(store.close)
+        self._keys.source = await store.keys()
         self._view.queries = StatusReader(store, self._codec, settings.api)
+        self._view.lists = TaskLists(store, self._codec)
+        self._letters.desk = self._letter_desk(store)
         return store.ping
+
+    def _letter_desk(self, store: CassandraStore) -> LetterDesk:
+        settings = self._settings
+        fetcher = RecordFetcher(settings.kafka, client_id="taskline-api-letters")
+        self._cleanup.push_async_callback(_in_thread, fetcher.close)
+        records = KafkaRecords(fetcher, settings.api.request_timeout_seconds)
+        return LetterDesk(
+            DeadLetters(store, settings),
+            Replayer(self._log, records, store, self._codec, settings, by=process_name()),
+            self._types,
+            self._codec,
+            max_payload_bytes=settings.producer.max_payload_bytes,
+            timeout_seconds=settings.api.request_timeout_seconds,
+        )
 
 
 def body_limit(max_payload_bytes: int) -> int:

@@ -65,7 +65,7 @@ def main(requests: int, tasks: int) -> None:
         update={
             "kafka": base.kafka.model_copy(update={"namespace": f"{name}."}),
             "cassandra": base.cassandra.model_copy(update={"keyspace": name}),
-            "api": base.api.model_copy(update={"port": 0, "shutdown_delay_seconds": 0.0}),
+            "api": base.api.model_copy(update={"port": 0, "shutdown_delay_seconds": 0.0, "auth": "off"}),
         }
     )
     create_topics(settings)
@@ -190,6 +190,7 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
             submission=codec.encode(submission),
             tenant="default",
             task_type=AIRPORT.name,
+            queue=AIRPORT.queue,
             priority=Priority.NORMAL,
             status=TaskStatus.PENDING,
         ),
@@ -202,6 +203,7 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
                 sequence_of(0, 0): codec.encode(started),
                 sequence_of(0, 1): codec.encode(succeeded),
             },
+            tenant="default",
             status=TaskStatus.COMPLETED,
         ),
     )

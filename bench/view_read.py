@@ -70,6 +70,7 @@ async def fill(settings: Settings, store: CassandraStore, codec: Codec, tasks: i
                 submission=codec.encode(submission),
                 tenant=submission.tenant,
                 task_type=submission.task_type,
+                queue=submission.queue,
                 priority=submission.priority,
                 status=TaskStatus.PENDING,
             )
@@ -83,6 +84,7 @@ async def fill(settings: Settings, store: CassandraStore, codec: Codec, tasks: i
                 events={
                     sequence_of(number, index): codec.encode(event) for index, event in enumerate(events)
                 },
+                tenant=submission.tenant,
                 status=TaskStatus.COMPLETED,
             )
         )

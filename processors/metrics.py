@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 RECORDS = Counter(
     "taskline_projector_records",
-    "What was folded into the view, by kind: submissions, redispatches, undecodable, events, rejected, expired.",
+    "What was folded into the view, by kind: submissions, redispatches, undecodable, events, rejected, expired, letters, raw_letters, resolutions.",
     ["kind"],
 )
 FLUSHES = Counter("taskline_projector_flushes", "Runs of records that are stored and acknowledged.")
@@ -32,4 +32,12 @@ STORE_RETRIES = Counter("taskline_projector_store_retries", "Writes to the view 
 DLQ_RETRIES = Counter("taskline_projector_dlq_retries", "Dead letters that have to be sent again.")
 RESTARTS = Counter(
     "taskline_projector_consumer_restarts", "Times that the Faust app died or stalled and was replaced."
+)
+OPEN_LETTERS = Gauge(
+    "taskline_dead_letters_open",
+    "Dead letters that nobody has replayed or discarded, up to the 20,000 that one look counts. From the process that has partition 0 of the dead-letter topic; others say 0, so take the maximum.",
+)
+OLDEST_LETTER_SECONDS = Gauge(
+    "taskline_dead_letters_oldest_age_seconds",
+    "Age of the oldest of them; 0: there is none. From that process, too.",
 )

@@ -16,6 +16,8 @@ What can't be projected:
   once more too, and marks its task as dispatched.
 - A submission that replays a dead task marks that task.
 - What nobody may remember any longer (retain_until) is skipped.
+
+What is on the dead-letter topic has a projection of its own (taskline.processors.letter_projection), which rejects nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from taskline.infra.log import (
     verbatim_dead_letter,
 )
 from taskline.infra.topics import Topics
+from taskline.processors.letter_projection import LetterProjection
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import (
     MAX_BATCH_EVENTS,
@@ -54,6 +57,7 @@ Partition = tuple[str, int]
 
 _ID_BYTES = 16
 _UUID_VERSION = 7
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +77,8 @@ class Projection:
     rejects: tuple[OutRecord, ...]
     # Newly halted partitions.
     halts: Mapping[Partition, Halt]
-    # What was seen, by kind: submissions, redispatches, undecodable, events, rejected, expired.
+    # What was seen, by kind: submissions, redispatches, undecodable, events, rejected, expired; of dead letters: letters,
+    # raw_letters, resolutions.
     counts: Mapping[str, int]
 
 
@@ -86,6 +91,8 @@ class Layout:
     dlq_topic: str
     lanes: int
     bucket_ms: int
+    # How long dead letters are kept.
+    dlq_retention_ms: int = 14 * _DAY_MS
 
     @classmethod
     def of(cls, settings: Settings) -> Layout:
@@ -97,6 +104,7 @@ class Layout:
             dlq_topic=topics.dlq,
             lanes=settings.topics.lanes,
             bucket_ms=settings.cassandra.bucket_seconds * 1000,
+            dlq_retention_ms=round(settings.topics.dlq_retention_days * _DAY_MS),
         )
 
 
@@ -108,7 +116,7 @@ def project(
     now_ms: int,
     halted: Mapping[Partition, Halt] | None = None,
 ) -> Projection:
-    """Project records of dispatch topics and of the lifecycle topic; those of one partition must be in order.
+    """Project records of dispatch topics, of the lifecycle topic and of the dead-letter topic; those of one partition must be in order.
 
     Args:
         records: what was read.
@@ -129,6 +137,8 @@ def project(
         try:
             if record.position.topic == layout.lifecycle_topic:
                 run.lifecycle(record)
+            elif record.position.topic == layout.dlq_topic:
+                run.letter(record)
             else:
                 run.dispatch(record)
         except UnknownSchema as error:
@@ -143,6 +153,7 @@ class _Rejected(Exception):
 @dataclass(kw_only=True, slots=True)
 class _TaskEvents:
     events: dict[int, bytes]
+    tenant: str
     status: TaskStatus
     retain_until: int
 
@@ -159,6 +170,9 @@ class _Run:
         self._events: dict[TaskId, _TaskEvents] = {}
         self._rejects: list[OutRecord] = []
         self._counts: Counter[str] = Counter()
+        self._letters = LetterProjection(
+            codec, now_ms=now_ms, retention_ms=layout.dlq_retention_ms, max_ttl_seconds=MAX_TTL_SECONDS
+        )
         self.halts: dict[Partition, Halt] = {}
 
     def result(self) -> Projection:
@@ -170,16 +184,26 @@ class _Run:
                 bucket=bucket_of(task_id, layout.bucket_ms),
                 ttl_seconds=self._ttl(found.retain_until),
                 events=found.events,
+                tenant=found.tenant,
                 status=found.status,
             )
             for task_id, found in self._events.items()
         )
         return Projection(
-            writes=(*self._submissions.values(), *self._replays.values(), *events),
+            writes=(
+                *self._submissions.values(),
+                *self._replays.values(),
+                *events,
+                *self._letters.letters.values(),
+                *self._letters.resolutions,
+            ),
             rejects=tuple(self._rejects),
             halts=self.halts,
             counts=self._counts,
         )
+
+    def letter(self, record: InRecord) -> None:
+        self._counts[self._letters.take(record)] += 1
 
     def dispatch(self, record: InRecord) -> None:
         if _is_redispatch(record.headers.get(HEADER_ATTEMPT)):
@@ -222,6 +246,7 @@ class _Run:
             submission=record.value or b"",
             tenant=submission.tenant,
             task_type=submission.task_type,
+            queue=submission.queue,
             priority=submission.priority,
             status=TaskStatus.SCHEDULED if submission.delayed and not waited else TaskStatus.PENDING,
             dispatched=waited,
@@ -252,7 +277,7 @@ class _Run:
             self._reject(record, record.value, record.key, cause)
             return
         # All entries are judged before any is kept: an unknown kind halts the lane before the whole record.
-        good: list[tuple[int, LifecycleEntry, TaskStatus]] = []
+        good: list[tuple[int, LifecycleEntry, LifecycleEvent]] = []
         bad: list[tuple[LifecycleEntry, str]] = []
         for index, entry in enumerate(batch.events):
             try:
@@ -263,13 +288,13 @@ class _Run:
                 bad.append((entry, f"event {index} of the batch: {error}"))
         for entry, cause in bad:
             self._reject(record, entry.event, entry.task_id.bytes, cause)
-        for index, entry, status in good:
-            self._keep(sequence_of(record.position.offset, index), entry, status)
+        for index, entry, event in good:
+            self._keep(sequence_of(record.position.offset, index), entry, event)
 
-    def _judge(self, record: InRecord, entry: LifecycleEntry) -> TaskStatus:
-        """The status that the event leaves behind, if it is sound.
+    def _judge(self, record: InRecord, entry: LifecycleEntry) -> LifecycleEvent:
+        """The event, if it is sound.
 
-        The event is decoded whole although only its kind is used: a broken one in the view would make its task
+        It is decoded whole although little of it is used: a broken one in the view would make its task
         unreadable, and this is the last place where it can be set aside.
         """
         _check_id(entry.task_id, record.timestamp_ms)
@@ -280,17 +305,21 @@ class _Run:
         event = self._codec.decode(entry.event, LifecycleEvent)
         if event.task_id != entry.task_id:
             raise _Rejected(f"it is of task {event.task_id}, filed under task {entry.task_id}")
-        return STATUS_AFTER[type(event)]
+        return event
 
-    def _keep(self, sequence: int, entry: LifecycleEntry, status: TaskStatus) -> None:
+    def _keep(self, sequence: int, entry: LifecycleEntry, event: LifecycleEvent) -> None:
         self._counts["events"] += 1
         if self._ttl(entry.retain_until) <= 0:
             self._counts["expired"] += 1
             return
+        status = STATUS_AFTER[type(event)]
         task = self._events.get(entry.task_id)
         if task is None:
             self._events[entry.task_id] = _TaskEvents(
-                events={sequence: entry.event}, status=status, retain_until=entry.retain_until
+                events={sequence: entry.event},
+                tenant=event.tenant,
+                status=status,
+                retain_until=entry.retain_until,
             )
             return
         task.events[sequence] = entry.event

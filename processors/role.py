@@ -19,9 +19,11 @@ from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
 from taskline.infra.role import SystemClock, process_name, run_role
+from taskline.infra.topics import Topics
 from taskline.processors import metrics
 from taskline.processors.faust_app import Received, Source, SourceDied
 from taskline.processors.group_watch import GroupWatch
+from taskline.processors.letter_watch import LetterWatch
 from taskline.processors.liveness import Liveness
 from taskline.processors.projection import Layout, Partition
 from taskline.processors.projector import Projector
@@ -30,6 +32,7 @@ from taskline.processors.runs import Runs
 from taskline.schemas.confluent import codec_for
 from taskline.settings import Settings
 from taskline.state.cassandra import CassandraStore
+from taskline.state.dead_letters import DeadLetters
 from taskline.state.migrations import check_view
 
 log = structlog.get_logger(__name__)
@@ -84,18 +87,23 @@ async def run_projector(settings: Settings, stop: asyncio.Event) -> None:
         projector = Projector(
             store, kafka_log, codec_for(settings.schemas), Layout.of(settings), clock=SystemClock()
         )
+        letters = LetterWatch(
+            DeadLetters(store, settings), Topics(namespace=settings.kafka.namespace).dlq, clock=SystemClock()
+        )
         log.info("servers are ready", client_id=name)
-        await _lives(settings, projector, name, stop)
+        await _lives(settings, projector, letters, name, stop)
 
 
-async def _lives(settings: Settings, projector: Projector, name: str, stop: asyncio.Event) -> None:
+async def _lives(
+    settings: Settings, projector: Projector, letters: LetterWatch, name: str, stop: asyncio.Event
+) -> None:
     """One Faust app after another, until `stop`."""
     loop = asyncio.get_running_loop()
     watch = GroupWatch(settings, client_id=f"{name}-watch")
     pause = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     while not stop.is_set():
         began = loop.time()
-        life = _Life(settings, projector, watch, name)
+        life = _Life(settings, projector, watch, letters, name)
         try:
             await life.run(stop)
         except SourceDied as error:
@@ -112,9 +120,17 @@ async def _lives(settings: Settings, projector: Projector, name: str, stop: asyn
 class _Life:
     """One Faust app from start to end, and what it feeds."""
 
-    def __init__(self, settings: Settings, projector: Projector, watch: GroupWatch, name: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        projector: Projector,
+        watch: GroupWatch,
+        letters: LetterWatch,
+        name: str,
+    ) -> None:
         self._projector = projector
         self._watch = watch
+        self._letters = letters
         self._liveness = Liveness(_PATIENCE_SECONDS)
         self._source = Source(settings, client_id=name)
         self._runs: Runs[Received] = Runs(
@@ -134,6 +150,7 @@ class _Life:
         others = [
             asyncio.create_task(self._read(), name="projector-read"),
             asyncio.create_task(self._look_after(), name="projector-watch"),
+            asyncio.create_task(self._letters.run(lambda: self._source.assigned), name="projector-letters"),
             asyncio.create_task(stop.wait(), name="projector-stop"),
         ]
         try:

@@ -81,6 +81,7 @@ class TypesAtHand:
 
 
 def _as_source(types: TypeSource | HasCatalogue) -> TypeSource:
-    if callable(getattr(types, "get", None)):
-        return types  # type: ignore[return-value]  # it has get
-    return types.catalogue()  # type: ignore[union-attr]  # a registry
+    # A registry has a `get`, too, of handlers.
+    if callable(getattr(types, "catalogue", None)):
+        return types.catalogue()  # type: ignore[union-attr]  # a registry
+    return types  # type: ignore[return-value]  # it has get

@@ -15,7 +15,9 @@ about batches of several).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -24,24 +26,30 @@ from cassandra.cluster import Cluster, Session
 from cassandra.query import BatchStatement, BatchType, PreparedStatement
 
 from taskline.errors import WrongTopology
+from taskline.infra.role import SystemClock
 from taskline.schemas.ids import TaskId, bucket_of, lane_of
 from taskline.settings import Settings
 from taskline.state.fold import NO_MARKS, Marks
+from taskline.state.keys_cassandra import CassandraKeys
+from taskline.state.letter_row import Letter, LetterKey, LetterWrite, ResolutionWrite
+from taskline.state.letter_tables import LetterTables, letters_of, places_of
+from taskline.state.listing import Filter, Slice, merged
+from taskline.state.listing_tables import BucketIndex, ListingTables
 from taskline.state.session import TRANSIENT, Requests, connect, in_thread, open_cluster, unavailable
-from taskline.state.store import EventsWrite, ReplayWrite, StoredTask, SubmissionWrite, Write
+from taskline.state.store import EventsWrite, ReplayWrite, StoredTask, SubmissionWrite, TaskWrite, Write
 
 log = structlog.get_logger(__name__)
 
 MIGRATE_COMMAND = "taskline view migrate"
 
 _INSERT_SUBMISSION = """
-INSERT INTO {keyspace}.tasks (bucket, lane, task_id, submission, status, task_type, priority, tenant)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?
+INSERT INTO {keyspace}.tasks (bucket, lane, task_id, submission, status, task_type, queue, priority, tenant)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?
 """
 _INSERT_DISPATCHED = """
 INSERT INTO {keyspace}.tasks
-    (bucket, lane, task_id, submission, status, task_type, priority, tenant, dispatched)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, true) USING TIMESTAMP ? AND TTL ?
+    (bucket, lane, task_id, submission, status, task_type, queue, priority, tenant, dispatched)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, true) USING TIMESTAMP ? AND TTL ?
 """
 _MARK_REPLAYED = """
 UPDATE {keyspace}.tasks USING TIMESTAMP ? AND TTL ? SET replayed_as = ?
@@ -79,11 +87,17 @@ class CassandraStore:
         self._max_batch_bytes = settings.projector.max_batch_bytes
         self._write_concurrency = settings.projector.write_concurrency
         self._session = session
+        self._keyspace = settings.cassandra.keyspace
         self._insert_submission = _prepare(session, _INSERT_SUBMISSION, settings.cassandra.keyspace)
         self._insert_dispatched = _prepare(session, _INSERT_DISPATCHED, settings.cassandra.keyspace)
         self._mark_replayed = _prepare(session, _MARK_REPLAYED, settings.cassandra.keyspace)
         self._add_events = _prepare(session, _ADD_EVENTS, settings.cassandra.keyspace)
         self._read = _prepare(session, _READ, settings.cassandra.keyspace)
+        prepare = partial(_prepare, session, keyspace=settings.cassandra.keyspace)
+        self._letters = LetterTables(prepare)
+        self._listings = ListingTables(prepare, lanes=self._lanes, bucket_ms=self._bucket_ms)
+        self._index = BucketIndex()
+        self._clock = SystemClock()
         self._requests: Requests | None = None
 
     @classmethod
@@ -121,10 +135,17 @@ class CassandraStore:
             Unavailable: a batch was not acknowledged; the others may be stored.
         """
         execute = self._ensure_requests().execute
+        now_ms = self._clock.now_ms()
+        entries = self._index.missing(
+            (write for write in writes if not isinstance(write, LetterWrite | ResolutionWrite)), now_ms
+        )
         in_flight: set[asyncio.Future[Sequence[tuple[Any, ...]]]] = set()
         failures: list[BaseException] = []
         try:
-            for statement in self._statements(writes):
+            for statement in chain(
+                (self._listings.insert(entry, ttl, now_ms) for entry, ttl in entries.items()),
+                self._statements(writes),
+            ):
                 if len(in_flight) >= self._write_concurrency:
                     in_flight = await _some(in_flight, failures)
                 if failures:
@@ -142,6 +163,7 @@ class CassandraStore:
                 raise error
         if failures:
             raise unavailable(failures[0]) from failures[0]
+        self._index.remember(entries, now_ms)
 
     async def read(self, task_id: TaskId) -> StoredTask | None:
         """What is stored of the task: one read of one partition.
@@ -150,20 +172,46 @@ class CassandraStore:
             Unavailable: Cassandra does not answer in time.
         """
         lane, bucket = lane_of(task_id, self._lanes), bucket_of(task_id, self._bucket_ms)
-        statement = self._read.bind((bucket, lane, task_id))
-        try:
-            rows = await self._ensure_requests().execute(statement)
-        except TRANSIENT as error:
-            raise unavailable(error) from error
-        for submission, events, dispatched, replayed_as in rows:
-            return StoredTask(
-                submission=submission,
-                events=dict(events.items()) if events else {},
-                marks=Marks(dispatched=bool(dispatched), replayed_as=replayed_as)
-                if dispatched or replayed_as
-                else NO_MARKS,
-            )
-        return None
+        rows = await self._rows(self._read.bind((bucket, lane, task_id)))
+        return _stored(rows[0]) if rows else None
+
+    @property
+    def bucket_ms(self) -> int:
+        """As `ListingStore.bucket_ms`."""
+        return self._bucket_ms
+
+    async def buckets(self, wanted: Filter, *, newest: int, oldest: int, limit: int) -> Sequence[int]:
+        """As `ListingStore.buckets`: one slice of one partition."""
+        statement = self._listings.select_buckets(wanted, newest=newest, oldest=oldest, limit=limit)
+        return [bucket for (bucket,) in await self._rows(statement)]
+
+    async def slice(self, bucket: int, wanted: Filter, *, before: TaskId, since: TaskId, limit: int) -> Slice:
+        """As `ListingStore.slice`: one slice of each lane's partition, all at once."""
+        if not self._listings.knows(wanted):
+            try:
+                await in_thread(partial(self._listings.learn, wanted))
+            except TRANSIENT as error:
+                raise unavailable(error) from error
+        statements, asked = self._listings.select_ids(bucket, wanted, before=before, since=since, limit=limit)
+        lanes = await asyncio.gather(*map(self._rows, statements))
+        ids, searched_to = merged([[task_id for (task_id,) in rows] for rows in lanes], asked)
+        return Slice(ids=ids, searched_to=searched_to, partition_reads=len(statements))
+
+    async def read_many(self, task_ids: Sequence[TaskId]) -> Mapping[TaskId, StoredTask]:
+        """As `ListingStore.read_many`: one read of each partition."""
+        partitions = await asyncio.gather(*map(self._rows, self._listings.select_tasks(task_ids)))
+        return {task_id: _stored(row) for rows in partitions for task_id, *row in rows}
+
+    async def keys(self) -> CassandraKeys:
+        """The API keys, over this connection.
+
+        Raises:
+            WrongTopology: their table is missing.
+            Unavailable: Cassandra does not answer.
+        """
+        requests = self._ensure_requests()
+        keys: CassandraKeys = await in_thread(lambda: CassandraKeys(self._session, requests, self._keyspace))
+        return keys
 
     async def ping(self) -> None:
         """Return if the view's table answers.
@@ -173,6 +221,36 @@ class CassandraStore:
         """
         await self.read(TaskId(int=0))
 
+    async def letter_tenants(self, day: int) -> Sequence[str]:
+        """As `LetterStore.letter_tenants`."""
+        return [tenant for (tenant,) in await self._rows(self._letters.select_tenants(day))]
+
+    async def letter_rows(
+        self,
+        tenant: str,
+        day: int,
+        *,
+        past: tuple[int, TaskId],
+        until_ms: int,
+        newest_first: bool,
+        limit: int,
+    ) -> Sequence[Letter | LetterKey]:
+        """As `LetterStore.letter_rows`: one slice of one partition."""
+        statement = self._letters.select_rows(
+            tenant, day, past=past, until_ms=until_ms, newest_first=newest_first, limit=limit
+        )
+        return letters_of(tenant, await self._rows(statement))
+
+    async def letter_places(self, letter_ids: Sequence[TaskId]) -> Mapping[TaskId, LetterKey]:
+        """As `LetterStore.letter_places`."""
+        return places_of(await self._rows(self._letters.select_places(letter_ids))) if letter_ids else {}
+
+    async def _rows(self, statement: Any) -> Sequence[tuple[Any, ...]]:  # noqa: ANN401 - the driver is untyped
+        try:
+            return await self._ensure_requests().execute(statement)
+        except TRANSIENT as error:
+            raise unavailable(error) from error
+
     def _ensure_requests(self) -> Requests:
         if self._requests is None:
             self._requests = Requests(self._session)
@@ -180,22 +258,32 @@ class CassandraStore:
 
     def _statements(self, writes: Sequence[Write]) -> Iterator[Any]:
         """The writes as batches of one partition each, bounded by bytes and count; a lone write goes bare."""
-        partitions: dict[tuple[int, int], list[Write]] = {}
+        tasks: dict[tuple[int, int], list[TaskWrite]] = {}
+        letters: dict[Hashable, list[tuple[Any, int]]] = {}
         for write in writes:
-            partitions.setdefault((write.bucket, write.lane), []).append(write)
-        for members in partitions.values():
-            batch: list[Any] = []
-            size = 0
-            for write in members:
-                bound, cost = self._bind(write)
-                if batch and (size + cost > self._max_batch_bytes or len(batch) >= _MAX_BATCH_STATEMENTS):
-                    yield _batch(batch)
-                    batch, size = [], 0
-                batch.append(bound)
-                size += cost
-            yield _batch(batch)
+            if isinstance(write, LetterWrite | ResolutionWrite):
+                for partition, bound, cost in self._letters.bind(write):
+                    letters.setdefault(partition, []).append((bound, cost))
+            else:
+                tasks.setdefault((write.bucket, write.lane), []).append(write)
+        for members in tasks.values():
+            yield from self._batches(map(self._bind, members))
+        for statements in letters.values():
+            yield from self._batches(statements)
 
-    def _bind(self, write: Write) -> tuple[Any, int]:
+    def _batches(self, statements: Iterable[tuple[Any, int]]) -> Iterator[Any]:
+        """Bound statements of one partition, each with its size, as batches."""
+        batch: list[Any] = []
+        size = 0
+        for bound, cost in statements:
+            if batch and (size + cost > self._max_batch_bytes or len(batch) >= _MAX_BATCH_STATEMENTS):
+                yield _batch(batch)
+                batch, size = [], 0
+            batch.append(bound)
+            size += cost
+        yield _batch(batch)
+
+    def _bind(self, write: TaskWrite) -> tuple[Any, int]:
         """The bound statement of one write and about how many bytes it sends."""
         if isinstance(write, SubmissionWrite):
             insert = self._insert_dispatched if write.dispatched else self._insert_submission
@@ -207,6 +295,7 @@ class CassandraStore:
                     write.submission,
                     write.status.value,
                     write.task_type,
+                    write.queue,
                     write.priority.value,
                     write.tenant,
                     write.timestamp_us,
@@ -250,6 +339,17 @@ async def _some(
         if error is not None:
             failures.append(error)
     return under_way
+
+
+def _stored(row: Sequence[Any]) -> StoredTask:
+    submission, events, dispatched, replayed_as = row
+    return StoredTask(
+        submission=submission,
+        events=dict(events.items()) if events else {},
+        marks=Marks(dispatched=bool(dispatched), replayed_as=replayed_as)
+        if dispatched or replayed_as
+        else NO_MARKS,
+    )
 
 
 def _events_bytes(write: EventsWrite) -> int:

@@ -13,12 +13,13 @@ import structlog
 from taskline.errors import TaskNotFound
 from taskline.infra.role import Clock, SystemClock
 from taskline.schemas.codec import Codec
-from taskline.schemas.events import LifecycleEvent, TaskSubmitted
+from taskline.schemas.events import TaskSubmitted
 from taskline.schemas.ids import TaskId, created_at_ms
 from taskline.settings import ApiSettings
-from taskline.state.fold import LaneEvent, TaskHistory, fold, history
+from taskline.state.fold import TaskHistory, history
 from taskline.state.status import TaskState
 from taskline.state.store import StoredTask, ViewStore
+from taskline.state.stored import events_of, state_of
 
 log = structlog.get_logger(__name__)
 
@@ -48,12 +49,12 @@ class StatusReader:
             UnknownSchema: a newer Taskline wrote one of its events.
         """
         submission, stored = await self._visible(task_id, tenant)
-        return fold(submission, (placed.event for placed in self._events(stored)), stored.marks)
+        return state_of(self._codec, submission, stored)
 
     async def history(self, task_id: TaskId, *, tenant: str) -> TaskHistory:
         """The task's state, executions and events; waits and raises as `get`."""
         submission, stored = await self._visible(task_id, tenant)
-        return history(submission, self._events(stored), stored.marks)
+        return history(submission, events_of(self._codec, stored), stored.marks)
 
     async def _visible(self, task_id: TaskId, tenant: str) -> tuple[TaskSubmitted, StoredTask]:
         """The stored task once its submission is there, if it is this tenant's."""
@@ -84,9 +85,3 @@ class StatusReader:
                 break
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_SECONDS)
         return stored
-
-    def _events(self, stored: StoredTask) -> list[LaneEvent]:
-        return [
-            LaneEvent.at_sequence(sequence, self._codec.decode(data, LifecycleEvent))
-            for sequence, data in sorted(stored.events.items())
-        ]

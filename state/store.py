@@ -14,13 +14,12 @@ from typing import Protocol
 from taskline.schemas.events import MAX_BATCH_EVENTS, Priority
 from taskline.schemas.ids import TaskId, created_at_ms
 from taskline.state.fold import NO_MARKS, Marks
+from taskline.state.letter_row import FAR_FUTURE_US, LetterWrite, ResolutionWrite
 from taskline.state.status import TaskStatus
 
 # Cassandra stores the second in which a cell expires in 32 signed bits by default (until January 2038) and refuses what
 # lies beyond; no task's retention comes near this cap.
 MAX_TTL_SECONDS = 5 * 365 * 86_400
-# Write timestamps that count down from here let the earlier of two writes win.
-_FAR_FUTURE_US = 4_000_000_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +35,7 @@ class SubmissionWrite:
     # Hints for people and listings; readers fold the bytes.
     tenant: str
     task_type: str
+    queue: str
     priority: Priority
     status: TaskStatus
     # True: it stands on a dispatch topic after it has waited.
@@ -57,7 +57,8 @@ class EventsWrite:
     ttl_seconds: int
     # Sequence number → the event with its frame.
     events: Mapping[int, bytes]
-    # A hint: the status after the last of these events, if nothing else were known.
+    # Hints: whose it is, and the status after the last of these events, if nothing else were known.
+    tenant: str
     status: TaskStatus
 
     @property
@@ -80,10 +81,11 @@ class ReplayWrite:
     @property
     def timestamp_us(self) -> int:
         """The write timestamp: the first replay's mark stays, should there ever be two."""
-        return _FAR_FUTURE_US - created_at_ms(self.replayed_as) * 1000
+        return FAR_FUTURE_US - created_at_ms(self.replayed_as) * 1000
 
 
-Write = SubmissionWrite | EventsWrite | ReplayWrite
+TaskWrite = SubmissionWrite | EventsWrite | ReplayWrite
+Write = TaskWrite | LetterWrite | ResolutionWrite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,6 +78,8 @@ def make_settings(servers: Servers, keyspace: str, **sections: dict[str, object]
         },
         "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 1, "delay_partitions": 1},
         "delay": {"tiers": ("200ms", "1s", "5s")},
+        # Tests of keys turn it on.
+        "api": {"auth": "off"},
         "cassandra": {
             "contact_points": servers.contact_points,
             "port": servers.cassandra_port,

@@ -96,7 +96,7 @@ def start_everything(cleanup: ExitStack) -> tuple[str, Settings, dict[str, list[
         {
             "kafka": {"bootstrap_servers": stack.bootstrap_servers},
             "cassandra": {"contact_points": stack.contact_points, "port": stack.cassandra_port},
-            "api": {"port": 0},
+            "api": {"port": 0, "auth": "off"},
         }
     )
     create_topics(settings)

@@ -130,7 +130,7 @@ class MemoryView(ViewStore):
             sequence: cell.value for sequence, cell in row.events.items() if cell.expires_at_ms > now_ms
         }
         alive = submission is not None and submission.expires_at_ms > now_ms
-        if not alive and not events:
+        if not alive and not events and row.replay is None:
             del self._rows[task_id]
             return None
         return StoredTask(

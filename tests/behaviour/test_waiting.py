@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_delayed_task_waits_as_scheduled_and_never_starts_early(
     assert task.status == "scheduled"
     seen = statuses_until_ended(system, task)
     assert seen[-1] is TaskStatus.COMPLETED
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         # A status that passed between two looks leaves a gap, never a step back.
         assert after in TRANSITIONS[before] or before is TaskStatus.SCHEDULED
     state = system.status(task.task_id)

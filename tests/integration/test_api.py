@@ -66,6 +66,7 @@ def shared_settings(servers: Any, keyspace: str, view_ready: None) -> Settings:
                 "port": servers.cassandra_port,
                 "keyspace": keyspace,
             },
+            "api": {"auth": "off"},
             "telemetry": {"log_format": "json"},
         }
     )
@@ -156,6 +157,7 @@ def submission_write(settings: Settings, task: TaskSubmitted) -> SubmissionWrite
         submission=CODEC.encode(task),
         tenant=task.tenant,
         task_type=task.task_type,
+        queue=task.queue,
         priority=task.priority,
         status=TaskStatus.PENDING,
     )
@@ -176,6 +178,7 @@ def completion_write(settings: Settings, task: TaskSubmitted, result: bytes) -> 
     return EventsWrite(
         **place(settings, task),
         events={sequence_of(1, 0): CODEC.encode(started), sequence_of(1, 1): CODEC.encode(succeeded)},
+        tenant=task.tenant,
         status=TaskStatus.COMPLETED,
     )
 

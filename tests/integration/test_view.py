@@ -64,6 +64,7 @@ def submitted(settings: Settings, task: TaskSubmitted, *, ttl: int = HOUR) -> Su
         submission=CODEC.encode(task),
         tenant=task.tenant,
         task_type=task.task_type,
+        queue=task.queue,
         priority=task.priority,
         status=TaskStatus.PENDING,
     )
@@ -78,6 +79,7 @@ def happened(
         bucket=bucket_of(task.task_id, settings.cassandra.bucket_seconds * 1000),
         ttl_seconds=ttl,
         events={sequence: CODEC.encode(each) for sequence, each in events.items()},
+        tenant=task.tenant,
         status=STATUS_AFTER[type(events[max(events)])],
     )
 

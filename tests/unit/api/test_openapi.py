@@ -15,9 +15,15 @@ from taskline.api.problems import PROBLEMS
 
 OPERATIONS = {
     ("post", "/tasks"): "submitTask",
+    ("get", "/tasks"): "listTasks",
     ("get", "/tasks/{task_id}"): "getTask",
     ("get", "/tasks/{task_id}/history"): "getTaskHistory",
     ("get", "/task-types"): "listTaskTypes",
+    ("get", "/dead-letters"): "listDeadLetters",
+    ("post", "/dead-letters/replay"): "replayDeadLetters",
+    ("get", "/dead-letters/{task_id}"): "getDeadLetter",
+    ("post", "/dead-letters/{task_id}/replay"): "replayDeadLetter",
+    ("post", "/dead-letters/{task_id}/discard"): "discardDeadLetter",
     ("get", "/healthz"): "getHealth",
     ("get", "/readyz"): "getReadiness",
     ("get", "/metrics"): "getMetrics",
@@ -68,6 +74,9 @@ def test_every_answer_has_content_and_every_problem_an_example(document: dict[st
     for path in document["paths"].values():
         for operation in path.values():
             for status, answer in operation["responses"].items():
+                if status == "304":
+                    assert "content" not in answer
+                    continue
                 (media_type,) = answer["content"]
                 if int(status) >= 400:
                     assert media_type == "application/problem+json"
@@ -102,6 +111,7 @@ def test_slugs_are_unique_and_stable() -> None:
     assert len({kind.slug for kind in PROBLEMS}) == len(PROBLEMS)
     assert {kind.uri for kind in PROBLEMS if kind.status == 400} == {
         "urn:taskline:problem:bad-request",
+        "urn:taskline:problem:invalid-cursor",
         "urn:taskline:problem:invalid-payload",
         "urn:taskline:problem:invalid-task-id",
         "urn:taskline:problem:unknown-task-type",

@@ -43,7 +43,7 @@ def test_ready_for_what_is_checked(api: Api) -> None:
 
 
 def test_a_stopping_process_is_not_ready_but_serves(api: Api) -> None:
-    api.health.stopping = True
+    api.health.stop()
     response = api.request("GET", "/readyz?for=submit")
     assert response.status_code == 503
     assert "stopping" in response.json()["detail"]

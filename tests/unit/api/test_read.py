@@ -63,7 +63,7 @@ def test_a_task_that_waits(api: Api) -> None:
     api.store.put(task)
     response = api.request("GET", f"/tasks/{task.task_id}")
     assert response.status_code == 200
-    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["cache-control"] == "private, no-cache"
     answer = response.json()
     TaskView.model_validate(answer)
     assert set(answer) == set(TaskView.model_fields)
@@ -80,12 +80,15 @@ def test_a_task_that_waits(api: Api) -> None:
         "attempt": 0,
         "retry_count": 0,
         "max_retries": 3,
+        "next_attempt_at": None,
         "last_error": None,
         "result": None,
         "reason": None,
         "worker": None,
         "root_id": str(task.task_id),
         "replay_of": None,
+        "generation": 0,
+        "replayed_as": None,
         "retain_until": "2026-11-30T15:04:05.120Z",
     }
 
@@ -132,6 +135,7 @@ def test_a_dead_task_says_why_and_its_history_has_every_execution(api: Api) -> N
         "attempt": 2,
         "at": "2026-11-29T15:03:15.120Z",
         "retryable": True,
+        "category": "unknown",
     }
     response = api.request("GET", f"/tasks/{task.task_id}/history")
     assert response.status_code == 200

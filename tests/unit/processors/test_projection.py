@@ -81,6 +81,7 @@ def test_a_submission_is_stored_as_its_bytes_with_hints() -> None:
         submission=record.value or b"",
         tenant="acme",
         task_type="geo.nearest",
+        queue=TASK.queue,
         priority=TASK.priority,
         status=TaskStatus.PENDING,
     )

@@ -235,3 +235,17 @@ def test_a_registry_is_a_type_source_too(fake: FakePublisher, types: Any) -> Non
             return types
 
     assert TaskProducer(Settings(), Registry()).submit("any.json", 1)
+
+
+def test_a_registry_of_handlers_is_as_good_as_its_catalogue() -> None:
+    from taskline.producers.type_source import TypesAtHand
+    from taskline.settings import Settings
+    from taskline.workers.registry import Registry
+
+    registry = Registry()
+
+    @registry.task("any.json")
+    def handler(payload: object) -> None: ...
+
+    found = TypesAtHand(Settings(), registry).source().get("any.json")
+    assert found == registry.catalogue().get("any.json")
