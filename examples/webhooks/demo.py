@@ -103,8 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parse(argv)
-    # Asked to stop, it ends what it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Asked to stop, it ends what it has started, as after Ctrl-C (which a shell's background jobs ignore unless told otherwise).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     # Of --json only the document goes to standard output.
     console = Console(soft_wrap=True, highlight=False, stderr=options.json)
     configure_logging(TelemetrySettings(log_level="error"))
@@ -117,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TasklineError, TimeoutError, httpx.HTTPError) as error:
         console.print(f"[red]failed[/red]: {error or type(error).__name__}")
         return 1
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 128 + signal.SIGINT
     if options.json:
         print(json.dumps(document(run), default=str, indent=2))
     report(run, console)
