@@ -1,6 +1,6 @@
 """The delay role: how late it is, what it costs while records wait, and how many hops a delay takes.
 
-    TASKLINE_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:9092 python -m bench.delay [--quick] [lateness] [waiting] [hops] [cost]
+    TASKLINE_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:9092 python -m bench.delay [--quick] [lateness] [starts] [waiting] [hops] [cost]
 
 Each part runs alone. All figures are of one real `taskline delay` process on topics of its own, except the hops, which the pure core
 is driven through by a virtual clock.
@@ -9,12 +9,15 @@ is driven through by a virtual clock.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -27,10 +30,12 @@ from taskline.infra.log import HEADER_DUE, HEADER_TARGET, InRecord, OutRecord, P
 from taskline.infra.tiers import Tiers, delayed, tier_of
 from taskline.infra.topics import Topics, waiting_topics
 from taskline.processors.delay_core import Router
+from taskline.producers import TaskProducer
 from taskline.schemas.events import Priority
 from taskline.settings import Settings, load_settings
+from taskline.workers import Registry
 
-PARTS = ("lateness", "waiting", "hops", "cost")
+PARTS = ("lateness", "starts", "waiting", "hops", "cost")
 VALUE = bytes(300)
 TASK_ID = bytes(16)
 SEED = 7
@@ -152,6 +157,48 @@ def lateness(settings: Settings, *, quick: bool) -> None:
     )
 
 
+STARTS = "BENCH_STARTS"
+registry = Registry()
+
+
+@registry.task("bench.start")
+async def start(due_ms: int) -> None:
+    now = time.time_ns()
+    with Path(os.environ[STARTS]).open("a") as file:  # noqa: ASYNC230 - measured before
+        file.write(f"{now / 1e6 - due_ms:.3f}\n")
+
+
+def starts(settings: Settings, *, quick: bool) -> None:
+    """From the instant at which a task is due to its handler's first line, with one worker."""
+    count, longest = (200, 10.0) if quick else (1_000, 90.0)
+    rng = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as name:
+        ledger = Path(name) / "starts"
+        ledger.touch()
+        worker = Role(
+            ("worker", "bench.delay:registry"),
+            settings,
+            log=Path(name) / "worker.log",
+            environ={STARTS: str(ledger)},
+        )
+        with role(settings), worker, TaskProducer(settings, registry) as producer:
+            # Connections, the children, the first import.
+            producer.submit("bench.start", now_ms(), priority="high")
+            worker.wait_until(lambda: bool(ledger.read_text()), seconds=60, what="running")
+            for _ in range(count):
+                due = now_ms() + rng.uniform(200, longest * 1_000)
+                instant = datetime.fromtimestamp(math.ceil(due) / 1_000, UTC)
+                producer.submit("bench.start", math.ceil(due), not_before=instant, priority="high")
+            worker.wait_until(
+                lambda: ledger.read_text().count("\n") > count, seconds=longest + 30, what="all started"
+            )
+        late = sorted(float(line) for line in ledger.read_text().split()[1:])
+    print(
+        f"{count} tasks delayed by 0.2-{longest:.0f} s: handler starts late p50 {late[len(late) // 2]:.1f} ms, "
+        f"p99 {late[len(late) * 99 // 100]:.1f} ms, max {late[-1]:.1f} ms; {sum(each < 0 for each in late)} early"
+    )
+
+
 def waiting(settings: Settings, *, quick: bool) -> None:
     count, seconds = (100_000, 10) if quick else (1_000_000, 60)
     topics, tiers = Topics(namespace=settings.kafka.namespace), Tiers.of(settings.delay.tiers)
@@ -259,7 +306,7 @@ def _ends(settings: Settings) -> list[int]:
 @click.option("--quick", is_flag=True, help="Smaller numbers, for a look.")
 def main(parts: tuple[str, ...], quick: bool) -> None:
     """Run the PARTS (all by default), each on topics of its own."""
-    measures = {"lateness": lateness, "waiting": waiting, "hops": hops, "cost": cost}
+    measures = {"lateness": lateness, "starts": starts, "waiting": waiting, "hops": hops, "cost": cost}
     for part in parts or PARTS:
         if part == "hops":
             hops(load_settings(), quick=quick)
