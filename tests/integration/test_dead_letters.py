@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,11 +34,23 @@ from taskline.settings import Settings
 from taskline.state.cassandra import CassandraStore
 from taskline.state.dead_letters import DeadLetters, LetterFilter, Order
 from taskline.state.letter_row import DAY_MS, Letter, LetterKind, raw_letter_id
+from taskline.state.migrations import migrate
 from taskline.testing import MemoryView
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("view_ready")]
 
 SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def keyspace() -> str:
+    """A view of this module's own: what is said of all dead letters is about these."""
+    return f"test_{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def view_ready(settings: Settings) -> None:
+    migrate(settings)
 
 
 def now() -> int:

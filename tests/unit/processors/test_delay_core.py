@@ -129,8 +129,10 @@ def test_a_broker_whose_clock_is_wrong_makes_nothing_early_or_go_round_at_full_s
     due = NOW + delay
     hops, delivered = travel(router(), submission(due), [], skew_ms=skew)
     assert delivered == due
-    # A clock that is behind makes the tiers shorter than itself look over at once, until less than such a tier is left.
-    assert len(hops) <= 20 + 2 * abs(min(skew, 0)) / SAME_TIER_PAUSE_MS
+    # A clock that is behind makes the tiers shorter than itself look over at once, until less than such a tier is left. What
+    # the delay takes anyway comes on top: a year goes through the longest tier 52 times.
+    anyway, _ = travel(router(), submission(due), [])
+    assert len(hops) <= len(anyway) + 20 + 2 * abs(min(skew, 0)) / SAME_TIER_PAUSE_MS
 
 
 @settings(deadline=None)
