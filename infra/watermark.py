@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from taskline.infra.holes import encode_holes
-from taskline.infra.intake import Commit
+import structlog
+
+from taskline.infra.holes import UnreadableMetadata, decode_holes, encode_holes
+from taskline.infra.intake import Commit, TopicPartition
+
+log = structlog.get_logger(__name__)
 
 
 class WatermarkTracker:
@@ -33,6 +37,23 @@ class WatermarkTracker:
         self._next = start
         self._watermark = start
         self._advance()
+
+    @classmethod
+    def resumed(cls, name: TopicPartition, committed: Commit) -> WatermarkTracker:
+        """Begin where a group has come to in a partition, with what its commit's metadata lists as done."""
+        try:
+            done = decode_holes(committed.offset, committed.metadata)
+        except UnreadableMetadata as error:
+            # To handle again what may be done is allowed; to skip what may not be is not.
+            log.warning(
+                "commit metadata ignored; records above the offset are handled again",
+                topic=name.topic,
+                partition=name.partition,
+                offset=committed.offset,
+                error=str(error),
+            )
+            done = ()
+        return cls(committed.offset, done)
 
     @property
     def watermark(self) -> int:

@@ -23,7 +23,6 @@ import structlog
 
 from taskline.errors import DeliveryError
 from taskline.infra.backoff import pauses
-from taskline.infra.holes import UnreadableMetadata, decode_holes
 from taskline.infra.intake import Commit, Intake, TopicPartition
 from taskline.infra.log import AsyncLog, InRecord, Position
 from taskline.infra.outbox import after_failure, deliver
@@ -137,9 +136,7 @@ class DelayEngine:
         for name, commit in committed.items():
             stage = self._stages[name[0]]
             room = self._near if stage.near else self._far
-            self._lanes[name[0], name[1]] = Lane(
-                TopicPartition(*name), stage, room, commit, _done(name, commit)
-            )
+            self._lanes[name[0], name[1]] = Lane(TopicPartition(*name), stage, room, commit)
         log.info("partitions assigned", partitions=[f"{name[0]}/{name[1]}" for name in committed])
 
     def received(self, records: Sequence[InRecord]) -> None:
@@ -356,21 +353,6 @@ class DelayEngine:
             if lane in gone:
                 task.cancel()
         self._soon()
-
-
-def _done(name: TopicPartition, committed: Commit) -> tuple[tuple[int, int], ...]:
-    try:
-        return decode_holes(committed.offset, committed.metadata)
-    except UnreadableMetadata as error:
-        # To forward again what may be done is allowed; to skip what may not be is not.
-        log.warning(
-            "commit metadata ignored; records above the offset are forwarded again",
-            topic=name.topic,
-            partition=name.partition,
-            offset=committed.offset,
-            error=str(error),
-        )
-        return ()
 
 
 def _log_refusal(held: Held) -> None:

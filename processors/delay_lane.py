@@ -28,18 +28,11 @@ class Room:
 class Lane:
     """One partition from assigned to revoked or lost."""
 
-    def __init__(
-        self,
-        name: TopicPartition,
-        stage: Stage,
-        room: Room,
-        committed: Commit,
-        done: tuple[tuple[int, int], ...],
-    ) -> None:
-        """Begin at a group's commit; `done` is what an earlier owner forwarded above it."""
+    def __init__(self, name: TopicPartition, stage: Stage, room: Room, committed: Commit) -> None:
+        """Begin at a group's commit."""
         self.name = name
         self.stage = stage
-        self.tracker = WatermarkTracker(committed.offset, done)
+        self.tracker = WatermarkTracker.resumed(name, committed)
         # The last commit that is known to be stored.
         self.committed = committed
         # False: over; nothing of it is forwarded, completed or committed any more.

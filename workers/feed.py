@@ -13,7 +13,6 @@ from typing import Protocol
 
 import structlog
 
-from taskline.infra.holes import UnreadableMetadata, decode_holes
 from taskline.infra.intake import Commit, Intake, TopicPartition
 from taskline.infra.log import InRecord
 from taskline.infra.watermark import WatermarkTracker
@@ -41,7 +40,7 @@ class Assignment:
         """Begin at a group's commit."""
         self.name = name
         self.feed = feed
-        self.tracker = WatermarkTracker(committed.offset, _done(name, committed))
+        self.tracker = WatermarkTracker.resumed(name, committed)
         # The last commit that is known to be stored.
         self.committed = committed
         # False: over; nothing of it is started, completed or committed any more.
@@ -273,21 +272,6 @@ class Feed:
             # The intake forgets the pause of what goes away, too.
             assignment.held = False
         return leaving
-
-
-def _done(name: TopicPartition, committed: Commit) -> tuple[tuple[int, int], ...]:
-    try:
-        return decode_holes(committed.offset, committed.metadata)
-    except UnreadableMetadata as error:
-        # To run again what may be done is allowed; to skip what may not be is not.
-        log.warning(
-            "commit metadata ignored; records above the offset run again",
-            topic=name.topic,
-            partition=name.partition,
-            offset=committed.offset,
-            error=str(error),
-        )
-        return ()
 
 
 def _names(assignments: Sequence[Assignment]) -> list[str]:

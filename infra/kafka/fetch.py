@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from taskline.errors import RecordGone, Unavailable
 from taskline.infra.kafka.client import client_config, new_client, reason_of, translated
+from taskline.infra.kafka.messages import in_record
 from taskline.infra.log import InRecord, Position
 from taskline.settings import KafkaSettings, Settings
 
@@ -183,7 +184,7 @@ class _Reading:
         if offsets is None or offset < offsets[-1]:
             return
         if offset == offsets[-1]:
-            record = _in_record(message)
+            record = in_record(message)
             self.found[record.position] = record
         # A place that was passed holds no record: the broker keeps marks of its own in a log.
         left = [each for each in offsets if each > offset]
@@ -196,13 +197,3 @@ class _Reading:
             self._wanted[place] = offsets
         else:
             del self._wanted[place]
-
-
-def _in_record(message: Message) -> InRecord:
-    return InRecord(
-        position=Position(topic=message.topic(), partition=message.partition(), offset=message.offset()),
-        value=message.value(),
-        key=message.key(),
-        headers=dict(message.headers() or ()),
-        timestamp_ms=message.timestamp()[1],
-    )

@@ -30,7 +30,8 @@ from taskline.infra.kafka.client import new_client, reason_of
 from taskline.infra.kafka.consumer import ErrorKind, IntakeOptions, consumer_config, kind_of
 from taskline.infra.kafka.flow import Flow, Gate
 from taskline.infra.kafka.group_offsets import FINAL_ATTEMPTS, Offsets
-from taskline.infra.log import Headers, InRecord, Position
+from taskline.infra.kafka.messages import in_record
+from taskline.infra.log import InRecord
 from taskline.settings import KafkaSettings
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,6 @@ _FINAL_POLL_SECONDS = 0.05
 _NO_TOPIC_SECONDS = 15.0
 # Between two lines about errors that pass.
 _QUIET_SECONDS = 10.0
-_NO_HEADERS: Headers = {}
 
 
 class KafkaIntake(Intake):
@@ -176,7 +176,7 @@ class KafkaIntake(Intake):
         for message in messages:
             error = message.error()
             if error is None:
-                records.append(_in_record(message))
+                records.append(in_record(message))
             else:
                 self._judge(error, message)
         if records:
@@ -374,21 +374,6 @@ def _answer(done: concurrent.futures.Future[None], error: Exception | None) -> N
         done.set_result(None)
     else:
         done.set_exception(error)
-
-
-def _in_record(message: Message) -> InRecord:
-    try:
-        headers = message.headers()
-    except UnicodeDecodeError:
-        # A header's name that is not UTF-8 can't be had from the client, nor be written again.
-        headers = None
-    return InRecord(
-        position=Position(topic=message.topic(), partition=message.partition(), offset=message.offset()),
-        value=message.value(),
-        key=message.key(),
-        headers=dict(headers) if headers else _NO_HEADERS,
-        timestamp_ms=message.timestamp()[1],
-    )
 
 
 def _names(partitions: Sequence[KafkaPartition]) -> list[TopicPartition]:

@@ -16,6 +16,7 @@ from systems import COMMON_SETTINGS, SESSION_TIMEOUT_MS, System, What, said
 from taskline import Settings, Submission, TaskFailure, TaskHandle, TaskProducer
 from taskline.infra.kafka import offsets
 from taskline.infra.kafka.admin import create_topics
+from taskline.infra.kafka.messages import in_record
 from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.local.roles import Role
 from taskline.infra.log import InRecord, Position
@@ -135,7 +136,7 @@ class RealSystem(System):
                 message = consumer.poll(REQUEST_SECONDS)
                 if message is None or message.error():
                     continue
-                found.append(_in_record(message))
+                found.append(in_record(message))
                 if message.offset() + 1 >= ends[message.partition()]:
                     ends[message.partition()] = 0
             return tuple(found)
@@ -238,14 +239,4 @@ def real_settings(servers: Any, keyspace: str) -> Settings:
                 "keyspace": keyspace,
             },
         }
-    )
-
-
-def _in_record(message: Message) -> InRecord:
-    return InRecord(
-        position=Position(topic=message.topic(), partition=message.partition(), offset=message.offset()),
-        value=message.value(),
-        key=message.key(),
-        headers=dict(message.headers() or ()),
-        timestamp_ms=message.timestamp()[1],
     )

@@ -94,7 +94,7 @@ def lane(name: TopicPartition, committed: int) -> Lane:
         stage = ROUTER.scheduled()
     else:
         stage = ROUTER.stage(tier_of(name.topic.removeprefix("tasks.delay.")))
-    return Lane(name, stage, Room(records=10, bytes=10_000), Commit(offset=committed), ())
+    return Lane(name, stage, Room(records=10, bytes=10_000), Commit(offset=committed))
 
 
 def upkeep(loop: VirtualLoop, ends: Ends, lanes: list[Lane]) -> Upkeep:
