@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import structlog
 from confluent_kafka import KafkaException
 
-from taskline.errors import OffsetLost, Unavailable, WrongTopology
+from taskline.errors import OffsetLost, WrongTopology
+from taskline.infra.available import Stopped, when_available
 from taskline.infra.backoff import pauses
 from taskline.infra.intake import TopicPartition
 from taskline.infra.kafka.admin import check_topology
@@ -65,31 +66,30 @@ async def run_delay(settings: Settings, stop: asyncio.Event) -> None:
     """Forward what waits until `stop` is set; errors as `main`."""
     name = process_name()
 
-    def check() -> bool:
-        check_topology(settings, queues=settings.topics.queues, delays=True)
-        return True
+    def there(step: Callable[[], T]) -> Awaitable[T]:
+        waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        return when_available(lambda: asyncio.to_thread(step), stop, waits, what="Kafka")
 
-    if not await _when_available(check, stop):
-        return
     async with contextlib.AsyncExitStack() as cleanup:
-        appends = KafkaLog(_without_linger(settings), client_id=name)
+        cleanup.enter_context(contextlib.suppress(Stopped))
+        await there(partial(check_topology, settings, queues=settings.topics.queues, delays=True))
+        # What is due goes at once; under load requests fill by themselves.
+        appends = KafkaLog(settings, client_id=name, linger_ms=0.0)
         cleanup.push_async_callback(appends.close, _FLUSH_SECONDS)
         ends = cleanup.enter_context(LogEnds(settings.kafka, client_id=f"{name}-upkeep"))
         waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while not stop.is_set():
-            retired = await _when_available(partial(retired_tiers, settings), stop)
-            if retired is None:
-                return
+            retired = await there(partial(retired_tiers, settings))
             try:
                 await _forward(settings, appends, ends, retired, name=name, stop=stop)
             except WrongTopology:
                 # A retired tier's topic was deleted, as it may be.
-                if retired == await _when_available(partial(retired_tiers, settings), stop):
+                if retired == await there(partial(retired_tiers, settings)):
                     raise
                 log.info("a retired tier is gone")
             except OffsetLost as error:
                 # A member that was stopped for long reads where another has forwarded and deleted since.
-                if await _when_available(partial(_really_lost, settings, ends, error.topic), stop):
+                if await there(partial(_really_lost, settings, ends, error.topic)):
                     raise
                 log.warning("read where another member has deleted; joining anew", error=str(error))
                 await asyncio.sleep(next(waits))
@@ -188,22 +188,3 @@ def _really_lost(settings: Settings, ends: LogEnds, topic: str) -> bool:
     offsets = committed(settings.kafka, (reader,), {topic: count}, CHECK_TIMEOUT_SECONDS)[reader]
     first = ends.earliest([TopicPartition(topic, number) for number in offsets], CHECK_TIMEOUT_SECONDS)
     return any(offset < first[TopicPartition(topic, number)] for number, offset in offsets.items())
-
-
-def _without_linger(settings: Settings) -> Settings:
-    """What is due goes at once; under load requests fill by themselves."""
-    return settings.model_copy(update={"producer": settings.producer.model_copy(update={"linger_ms": 0.0})})
-
-
-async def _when_available(step: Callable[[], T], stop: asyncio.Event) -> T | None:
-    """Take a blocking step, again and again while Kafka is away; None: `stop` came first."""
-    waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-    while not stop.is_set():
-        try:
-            return await asyncio.to_thread(step)
-        except Unavailable as error:
-            pause = next(waits)
-            log.warning("waiting for Kafka", error=str(error), pause_seconds=pause)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause)
-    return None

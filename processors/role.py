@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
-from taskline.errors import Unavailable
+from taskline.infra.available import Stopped, pause, when_available
 from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
@@ -36,6 +37,8 @@ from taskline.state.dead_letters import DeadLetters
 from taskline.state.migrations import check_view
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 # A run is bounded by bytes too, so that a thousand of the largest records do not fill the memory.
 _MAX_RUN_BYTES = 8 * 1024 * 1024
@@ -68,19 +71,15 @@ async def run_projector(settings: Settings, stop: asyncio.Event) -> None:
     """Project until `stop` is set."""
     quiet_handlers()
     name = process_name()
+
+    def there(attempt: Callable[[], Awaitable[T]], what: str) -> Awaitable[T]:
+        return when_available(attempt, stop, pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS), what=what)
+
     async with contextlib.AsyncExitStack() as cleanup:
-        if not await _ready(lambda: asyncio.to_thread(check_topology, settings), "topics", stop):
-            return
-        if not await _ready(lambda: asyncio.to_thread(check_view, settings), "view", stop):
-            return
-        stores: list[CassandraStore] = []
-
-        async def connect() -> None:
-            stores.append(await CassandraStore.connect(settings))
-
-        if not await _ready(connect, "view", stop):
-            return
-        store = stores[0]
+        cleanup.enter_context(contextlib.suppress(Stopped))
+        await there(lambda: asyncio.to_thread(check_topology, settings), "topics")
+        await there(lambda: asyncio.to_thread(check_view, settings), "view")
+        store = await there(lambda: CassandraStore.connect(settings), "view")
         cleanup.push_async_callback(store.close)
         kafka_log = KafkaLog(settings, client_id=f"{name}-dlq")
         cleanup.push_async_callback(kafka_log.close, _DRAIN_SECONDS)
@@ -100,7 +99,7 @@ async def _lives(
     """One Faust app after another, until `stop`."""
     loop = asyncio.get_running_loop()
     watch = GroupWatch(settings, client_id=f"{name}-watch")
-    pause = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+    waits = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     while not stop.is_set():
         began = loop.time()
         life = _Life(settings, projector, watch, letters, name)
@@ -112,9 +111,9 @@ async def _lives(
         finally:
             await life.end()
         if loop.time() - began > _HEALTHY_SECONDS:
-            pause = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+            waits = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         if not stop.is_set():
-            await _sleep(next(pause), stop)
+            await pause(next(waits), stop)
 
 
 class _Life:
@@ -229,24 +228,3 @@ class _Life:
             if cause is not None:
                 raise SourceDied(cause)
             next_look = loop.time() + _LOOK_SECONDS
-
-
-async def _ready(attempt: Callable[[], Awaitable[object]], what: str, stop: asyncio.Event) -> bool:
-    """Try until the server answers; False if `stop` came first. A wrong topology is not waited out."""
-    pause = pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-    while not stop.is_set():
-        try:
-            await attempt()
-        except Unavailable as error:
-            log.warning("waiting for a server", what=what, error=str(error))
-            await _sleep(next(pause), stop)
-        else:
-            return True
-    return False
-
-
-async def _sleep(seconds: float, stop: asyncio.Event) -> None:
-    """Sleep, but not into a stop."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()

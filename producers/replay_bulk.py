@@ -8,7 +8,6 @@ task which dies again at once does not keep it going.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from taskline.errors import DeadLetterError, DeliveryError, InvalidRequest, LetterGone, Unavailable
+from taskline.infra.available import pause
 from taskline.infra.log import InRecord
 from taskline.infra.role import Clock, SystemClock
 from taskline.producers.replay_rate import TokenBucket
@@ -147,7 +147,9 @@ class Bulk:
         records = await self._replayer.read(letters) if replays else {}
         loop = asyncio.get_running_loop()
         for letter in letters:
-            await self._pause(bucket.reserve(loop.time()))
+            wait = bucket.reserve(loop.time())
+            if wait > 0:
+                await pause(wait, self._stop)
             while len(self._open) >= self._asked.concurrency:
                 await asyncio.wait(self._open, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
@@ -196,13 +198,6 @@ class Bulk:
     async def _pass_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._stop.set()
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, but not into a stop."""
-        if seconds > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._stop.wait()
 
 
 async def count_matching(letters: DeadLetters, wanted: LetterFilter, *, at_most: int) -> tuple[int, bool]:

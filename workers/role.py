@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Required, TypedDict, TypeVar
 
 import structlog
 
-from taskline.errors import InvalidRegistry, Unavailable
+from taskline.errors import InvalidRegistry
+from taskline.infra.available import Stopped, when_available
 from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
@@ -89,24 +90,25 @@ async def run_worker(
     name = process_name()
     topics = Topics(namespace=settings.kafka.namespace)
     codec = codec_for(settings.schemas)
+
+    def there(step: Callable[[], T]) -> Awaitable[T]:
+        waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        return when_available(lambda: asyncio.to_thread(step), stop, waits, what="Kafka")
+
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.enter_context(contextlib.suppress(Stopped))
         server = None if reference is None else _fork_server(settings, reference)
         if server is not None:
             # It imports the registry while this process looks at the topics. Its end comes after the engine's, which lets go of the children.
             cleanup.push_async_callback(server.close)
             server.start()
-        if not await _when_available(partial(check_topology, settings, queues=(queue,)), stop):
-            return
-        if not await _when_available(codec.prepare, stop):
-            return
-        directories: list[TypeDirectory] = []
-        if not await _when_available(lambda: directories.append(_directory(settings, codec)), stop):
-            return
-        directory = directories[0]
+        await there(partial(check_topology, settings, queues=(queue,)))
+        await there(codec.prepare)
+        directory = await there(partial(_directory, settings, codec))
         cleanup.push_async_callback(asyncio.to_thread, directory.close)
-        if not await _when_available(partial(directory.register, registry.types), stop):
-            return
-        kafka_log = KafkaLog(_without_linger(settings), client_id=name)
+        await there(partial(directory.register, registry.types))
+        # Events gather in their lanes already; a second wait in the client would only delay each start.
+        kafka_log = KafkaLog(settings, client_id=name, linger_ms=0.0)
         cleanup.push_async_callback(kafka_log.close, _FLUSH_SECONDS)
         lifecycle = LifecycleLog(
             kafka_log,
@@ -219,24 +221,3 @@ def _intake(settings: Settings, topics: Topics, queue: str, priority: Priority, 
         group=topics.worker_group(queue, priority),
         client_id=f"{name}-{priority.value}",
     )
-
-
-def _without_linger(settings: Settings) -> Settings:
-    """Events gather in their lanes already; a second wait in the client would only delay each start."""
-    return settings.model_copy(update={"producer": settings.producer.model_copy(update={"linger_ms": 0.0})})
-
-
-async def _when_available(step: Callable[[], T], stop: asyncio.Event) -> bool:
-    """Take a blocking step, again and again while Kafka is away; False: `stop` came first."""
-    waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-    while not stop.is_set():
-        try:
-            await asyncio.to_thread(step)
-        except Unavailable as error:
-            pause = next(waits)
-            log.warning("waiting for Kafka", error=str(error), pause_seconds=pause)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause)
-        else:
-            return True
-    return False

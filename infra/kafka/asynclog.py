@@ -46,24 +46,28 @@ class _Waiting:
 class KafkaLog(AsyncLog):
     """An `AsyncLog` on Kafka; bound to the loop that is running when it is made."""
 
-    def __init__(self, settings: Settings, *, client_id: str) -> None:
+    def __init__(self, settings: Settings, *, client_id: str, linger_ms: float | None = None) -> None:
         """Start a producer client for the running loop.
 
         Args:
             settings: of the log (kafka, producer, topics.max_record_bytes).
             client_id: a name for the broker's logs and the metrics.
+            linger_ms: how long a record waits for company; None: producer.linger_ms.
 
         Raises:
             InvalidSettings: the client refuses the configuration.
         """
         self._loop = asyncio.get_running_loop()
-        self._patience = settings.producer.max_block_seconds
-        self._close_timeout = settings.producer.delivery_timeout_seconds
+        producer = settings.producer
+        if linger_ms is not None:
+            producer = producer.model_copy(update={"linger_ms": linger_ms})
+        self._patience = producer.max_block_seconds
+        self._close_timeout = producer.delivery_timeout_seconds
         # No acknowledgement of a first record comes sooner, since it waits for company.
-        self._first_look = _LOOK_SECONDS + settings.producer.linger_ms / 1000
+        self._first_look = _LOOK_SECONDS + producer.linger_ms / 1000
         self._appender = Appender(
             settings.kafka,
-            settings.producer,
+            producer,
             client_id=client_id,
             max_record_bytes=settings.topics.max_record_bytes,
         )
