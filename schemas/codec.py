@@ -194,18 +194,11 @@ def _entries_in(entries: list[dict[str, Any]]) -> tuple[events.LifecycleEntry, .
 def _errors_in(entries: list[dict[str, Any]]) -> tuple[events.AttemptError, ...]:
     return tuple(
         events.AttemptError(
-            **entry | {"category": _category_in(entry["category"]), "attempt": _int_in(entry["attempt"])}
+            **entry
+            | {"category": ErrorCategory.read(entry["category"]), "attempt": _int_in(entry["attempt"])}
         )
         for entry in entries
     )
-
-
-def _category_in(value: str) -> ErrorCategory:
-    # A later version may know more categories; what follows from one has been decided by who wrote it.
-    try:
-        return ErrorCategory(value)
-    except ValueError:
-        return ErrorCategory.UNKNOWN
 
 
 # Fields whose Python type is not Avro's, or is wider; a field's name means the same in every record.
@@ -220,7 +213,7 @@ _IN: dict[str, Callable[[Any], Any]] = {
     "execution": _id_in,
     "letter_id": _id_in,
     "replayed_as": _id_in,
-    "category": _category_in,
+    "category": ErrorCategory.read,
     "action": LetterAction,
     "errors": _errors_in,
     "priority": {priority.value: priority for priority in Priority}.__getitem__,

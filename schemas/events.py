@@ -33,6 +33,14 @@ class ErrorCategory(StrEnum):
     CRASH = "crash"
     UNKNOWN = "unknown"
 
+    @classmethod
+    def read(cls, name: str) -> ErrorCategory:
+        """The category of that name; UNKNOWN for one that only a later version knows: what follows from it was decided by who wrote it."""
+        try:
+            return cls(name)
+        except ValueError:
+            return cls.UNKNOWN
+
 
 class Priority(StrEnum):
     """The three dispatch topics of a queue, most urgent first."""
@@ -132,6 +140,10 @@ class RetryScheduled(LifecycleEvent):
     """The attempt failed, and the next one waits in a delay tier."""
 
     due: int
+
+
+# What stands for an exception's class where a process died instead.
+PROCESS_DIED = "ProcessDied"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

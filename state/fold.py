@@ -33,6 +33,7 @@ from typing import Any
 
 from taskline.schemas.events import (
     MAX_BATCH_EVENTS,
+    PROCESS_DIED,
     Crashed,
     DeadLettered,
     ErrorCategory,
@@ -336,7 +337,7 @@ def _error(failed: Failed) -> TaskError:
 
 def _crash(crashed: Crashed) -> TaskError:
     return TaskError(
-        error_class="ProcessDied",
+        error_class=PROCESS_DIED,
         message=crashed.cause,
         traceback=None,
         retryable=True,

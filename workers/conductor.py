@@ -198,9 +198,9 @@ class Conductor:
         )
         match decision:
             case RetryAt():
-                await self._recorder.retried(run, admitted, failure, decision.due_ms)
+                await self._recorder.retried(run, admitted, failure, trail, decision.due_ms)
             case Bury():
-                await self._recorder.buried(run, admitted, failure, decision.reason)
+                await self._recorder.buried(run, admitted, failure, trail, decision.reason)
             case Expire():
                 await self._recorder.expired(run, admitted, failure)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from taskline.schemas.events import ErrorCategory
+from taskline.schemas.events import PROCESS_DIED, ErrorCategory
 from taskline.workers.classify import classify
 from taskline.workers.outcome import ErrorInfo, describe_error
 from taskline.workers.registry import Task
 
-# What stands for an exception's class where a process died instead, in the view too (taskline.state.fold).
-PROCESS_DIED = "ProcessDied"
 _MS = 1_000
 
 

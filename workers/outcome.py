@@ -61,8 +61,8 @@ def encode_result(value: Any, limit_bytes: int) -> bytes | None:  # noqa: ANN401
 def describe_error(error: BaseException) -> ErrorInfo:
     """An exception's class, text and the end of its traceback, each capped."""
     return ErrorInfo(
-        error_class=_head(class_name(type(error)), _MAX_CLASS_BYTES),
-        message=_head(_message(error), _MAX_MESSAGE_BYTES),
+        error_class=head(class_name(type(error)), _MAX_CLASS_BYTES),
+        message=head(_message(error), _MAX_MESSAGE_BYTES),
         traceback=_traceback(error),
     )
 
@@ -92,7 +92,7 @@ def _traceback(error: BaseException) -> str | None:
     except Exception:
         return None
     # A long message, which is kept of its own, must not push the frames out.
-    return _tail("".join(_head(line, _MAX_LINE_BYTES) for line in lines), _MAX_TRACEBACK_BYTES)
+    return _tail("".join(head(line, _MAX_LINE_BYTES) for line in lines), _MAX_TRACEBACK_BYTES)
 
 
 def _handlers_own(trace: TracebackType | None) -> TracebackType | None:
@@ -102,7 +102,8 @@ def _handlers_own(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _head(text: str, limit_bytes: int) -> str:
+def head(text: str, limit_bytes: int) -> str:
+    """The beginning of a text, in at most so many bytes of UTF-8."""
     encoded = text.encode("utf-8", "replace")
     return encoded[:limit_bytes].decode("utf-8", "ignore")
 

@@ -82,8 +82,10 @@ class Recorder:
             Succeeded(**self._common(admitted.submission, admitted.attempt), execution=run.id, result=result)
         )
 
-    async def retried(self, run: Execution, admitted: Admitted, failure: Failure, due_ms: int) -> None:
-        """The attempt failed, and another one follows when it is due."""
+    async def retried(
+        self, run: Execution, admitted: Admitted, failure: Failure, trail: Trail, due_ms: int
+    ) -> None:
+        """The attempt failed, and another one follows when it is due, with the `trail` up to this failure."""
         submission, attempt = admitted.submission, admitted.attempt
         failed = self._failed(run, admitted, failure)
         scheduled = RetryScheduled(**self._common(submission, attempt), due=due_ms)
@@ -92,7 +94,7 @@ class Recorder:
             submission.task_id,
             attempt=attempt + 1,
             deaths=deaths_of(admitted, failure),
-            trail=self.trail(run, attempt, failure),
+            trail=trail,
         )
 
         def append() -> Sequence[Future[Position]]:
@@ -114,11 +116,13 @@ class Recorder:
         )
         metrics.RETRIES.labels(failure.category.value).inc()
 
-    async def buried(self, run: Execution, admitted: Admitted, failure: Failure, reason: str) -> None:
-        """The attempt failed, and the task is dead."""
+    async def buried(
+        self, run: Execution, admitted: Admitted, failure: Failure, trail: Trail, reason: str
+    ) -> None:
+        """The attempt failed, and the task is dead; `trail` as in `retried`."""
         submission, attempt = admitted.submission, admitted.attempt
         failed = self._failed(run, admitted, failure)
-        await self._dead_letter(run, submission, attempt, reason, failure)
+        await self._dead_letter(run, submission, attempt, failure, reason=reason, trail=trail)
         await self._events(failed, DeadLettered(**self._common(submission, attempt), reason=reason))
 
     async def crashed_beside_others(self, run: Execution, admitted: Admitted, cause: str) -> None:
@@ -176,7 +180,8 @@ class Recorder:
             info=describe_error(rejected.error), category=ErrorCategory.PERMANENT, retryable=False
         )
         submission, attempt, reason = rejected.submission, rejected.attempt, rejected.reason
-        await self._dead_letter(run, submission, attempt, reason, failure)
+        trail = self.trail(run, attempt, failure)
+        await self._dead_letter(run, submission, attempt, failure, reason=reason, trail=trail)
         await self._events(DeadLettered(**self._common(submission, attempt), reason=reason))
 
     async def undecodable(self, run: Execution, cause: str) -> None:
@@ -212,7 +217,14 @@ class Recorder:
         )
 
     async def _dead_letter(
-        self, run: Execution, submission: TaskSubmitted, attempt: int, reason: str, failure: Failure
+        self,
+        run: Execution,
+        submission: TaskSubmitted,
+        attempt: int,
+        failure: Failure,
+        *,
+        reason: str,
+        trail: Trail,
     ) -> None:
         place, info = run.position, failure.info
         letter = DeadLetter(
@@ -227,7 +239,7 @@ class Recorder:
             worker=self._worker,
             at=self._clock.now_ms(),
             category=failure.category,
-            errors=self.trail(run, attempt, failure).errors,
+            errors=trail.errors,
             source_topic=place.topic,
             source_partition=place.partition,
             source_offset=place.offset,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from taskline.schemas.events import AttemptError, ErrorCategory
+from taskline.workers.outcome import head
 
 # Half of what a dispatch record has free for headers (producers.submission.RECORD_ROOM_BYTES).
 MAX_TRAIL_BYTES: Final = 2_048
@@ -86,18 +87,10 @@ def _error(row: Any) -> AttemptError:  # noqa: ANN401 - whatever JSON held
         attempt=attempt,
         at=at,
         worker=worker,
-        category=_category(category),
+        category=ErrorCategory.read(category),
         error_class=error_class,
         message=message,
     )
-
-
-def _category(name: str) -> ErrorCategory:
-    try:
-        return ErrorCategory(name)
-    except ValueError:
-        # A newer worker knows more kinds.
-        return ErrorCategory.UNKNOWN
 
 
 def _is_int(value: object) -> bool:
@@ -108,13 +101,8 @@ def _short(error: AttemptError) -> AttemptError:
     return AttemptError(
         attempt=error.attempt,
         at=error.at,
-        worker=_head(error.worker, _MAX_WORKER_BYTES),
+        worker=head(error.worker.translate(_CONTROL), _MAX_WORKER_BYTES),
         category=error.category,
-        error_class=_head(error.error_class, _MAX_CLASS_BYTES),
-        message=_head(error.message, _MAX_MESSAGE_BYTES),
+        error_class=head(error.error_class.translate(_CONTROL), _MAX_CLASS_BYTES),
+        message=head(error.message.translate(_CONTROL), _MAX_MESSAGE_BYTES),
     )
-
-
-def _head(text: str, limit_bytes: int) -> str:
-    encoded = text.translate(_CONTROL).encode("utf-8", "replace")
-    return encoded[:limit_bytes].decode("utf-8", "ignore")
