@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +21,7 @@ from taskline.api.problems import (
     ProblemError,
 )
 from taskline.errors import did_you_mean, nearest
+from taskline.schemas.json_values import exact_integers
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -32,8 +31,6 @@ MAX_DEPTH = 128
 _MAX_ERRORS = 10
 # Characters of a caller's own input that an answer repeats.
 _MAX_ECHO = 64
-# Integers of as many digits may not fit into 64 bits; shorter ones always do.
-_LONG_NUMBER = re.compile(rb"\d{19}")
 # An object with so many times more fields is not a request with a slip in it, and is not worth a message per field.
 _FIELDS_FACTOR = 4
 # Names that callers try, and why they are not fields of a submission.
@@ -145,20 +142,13 @@ def _check_depth(body: bytes, document: object) -> None:
 
 
 def _loads(body: bytes) -> object:
-    """The body's value, with integers of any size exact.
-
-    The fast parser makes floats of integers beyond 64 bits, which loses their digits; the codec refuses them and names
-    the field, if it sees them.
-    """
+    """The body's value, with integers of any size exact."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ProblemError(MALFORMED_BODY, f"not JSON: {error}") from error
     _check_depth(body, document)
-    if _LONG_NUMBER.search(body) is not None:
-        # More lenient than the other, but that one has agreed already.
-        document = json.loads(body)
-    return document
+    return exact_integers(body, document)
 
 
 def _describe(item: ErrorDetails, fields: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -31,8 +30,10 @@ from taskline.api.letter_models import (
     LettersReplayed,
 )
 from taskline.api.openapi import answers, json_body, query_parameters, task_id_in_path
+from taskline.api.paging import limit_of
 from taskline.api.problems import BAD_REQUEST, VIEW_UNAVAILABLE, ProblemError
 from taskline.api.render import JSONAnswer
+from taskline.api.state_reads import within
 from taskline.api.tenancy import ACCESS_PROBLEMS, needs, require
 from taskline.errors import InvalidOption
 from taskline.producers.dlq_show import letter_document
@@ -45,7 +46,6 @@ from taskline.state.letter_row import Letter, LetterKind
 T = TypeVar("T")
 
 _TAGS: list[str | Enum] = ["dead letters"]
-_RETRY_AFTER_SECONDS = "2"
 _DEFAULT_LIMIT = 50
 _MAX_LIMIT = 200
 # Of a letter in short, what is the operators' own.
@@ -93,16 +93,8 @@ def add_letter_routes(router: APIRouter, deps: ApiDeps) -> None:
     def letter_id_of(request: Request) -> TaskId:
         return parse_task_id(request.path_params["task_id"], deps.clock.now_ms())
 
-    async def view(query: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await query
-        except TimeoutError:
-            raise ProblemError(
-                VIEW_UNAVAILABLE,
-                f"no answer within {timeout_seconds:g} seconds",
-                headers={"retry-after": _RETRY_AFTER_SECONDS},
-            ) from None
+    def view(query: Awaitable[T]) -> Awaitable[T]:
+        return within(timeout_seconds, query, "no answer")
 
     async def body_of(request: Request) -> bytes:
         """The body; `{}` when there is none."""
@@ -135,7 +127,13 @@ def add_letter_routes(router: APIRouter, deps: ApiDeps) -> None:
         selection = _selection(given)
         wanted = _filter(selection, tenant, resolved=_flag(given, "resolved"))
         desk = deps.letters.connected()
-        page = await view(desk.page(wanted, limit=_limit(given), cursor=given.get("cursor")))
+        page = await view(
+            desk.page(
+                wanted,
+                limit=limit_of(given, default=_DEFAULT_LIMIT, most=_MAX_LIMIT),
+                cursor=given.get("cursor"),
+            )
+        )
         return _answer({"dead_letters": [_short(letter) for letter in page.letters], "cursor": page.cursor})
 
     @router.post(
@@ -282,13 +280,6 @@ def _flag(given: QueryParams, name: str) -> bool:
     if text not in ("true", "false"):
         raise ProblemError(BAD_REQUEST, f"{name} is true or false")
     return text == "true"
-
-
-def _limit(given: QueryParams) -> int:
-    text = given.get("limit", str(_DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= _MAX_LIMIT):
-        raise ProblemError(BAD_REQUEST, f"limit is a number from 1 to {_MAX_LIMIT}")
-    return int(text)
 
 
 def _short(letter: Letter) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from taskline.errors import InvalidOption, TasklineError
+from taskline.infra.role import SystemClock
+from taskline.infra.tables import print_table
 from taskline.schemas.ids import from_ms
 from taskline.settings import Settings, duration_ms
 from taskline.state.keys import ApiKey, MintedKey, Scope, mint
@@ -56,7 +55,7 @@ def create(
     as_json: bool,
 ) -> None:
     """Make a key and print it. This is the only time: what is stored of it can't be turned back into it."""
-    now_ms = _now_ms()
+    now_ms = SystemClock().now_ms()
     try:
         expires_at = None if expires_in is None else now_ms + duration_ms(expires_in)
     except ValueError as error:
@@ -114,20 +113,12 @@ def list_(settings: Settings, *, tenant: str | None, as_json: bool) -> None:
             ",".join(sorted(key.queues)),
             _instant(key.created_at) or "",
             _instant(key.expires_at) or "never",
-            _state(key, _now_ms()),
+            _state(key, SystemClock().now_ms()),
             key.name,
         )
         for key in found
     ]
-    console = Console()
-    if not console.is_terminal:
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(headings, rows)
 
 
 @keys.command()
@@ -139,7 +130,7 @@ def revoke(settings: Settings, *, prefix: str, as_json: bool) -> None:
 
     async def stored() -> ApiKey | None:
         async with open_keys(settings) as store:
-            return await store.revoke(prefix, _now_ms())
+            return await store.revoke(prefix, SystemClock().now_ms())
 
     key = asyncio.run(stored())
     if key is None:
@@ -171,7 +162,3 @@ def _state(key: ApiKey, now_ms: int) -> str:
 
 def _instant(at_ms: int | None) -> str | None:
     return None if at_ms is None else from_ms(at_ms).isoformat(timespec="seconds")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

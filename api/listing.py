@@ -17,6 +17,7 @@ from taskline.api.deps import ApiDeps
 from taskline.api.instants import instant_of
 from taskline.api.listing_models import TaskList
 from taskline.api.openapi import answers, query_parameters
+from taskline.api.paging import limit_of
 from taskline.api.problems import BAD_REQUEST, ProblemError
 from taskline.api.render import JSONAnswer, instant, task_fields
 from taskline.api.state_reads import within
@@ -37,7 +38,6 @@ MAX_LIMIT = 200
 MAX_IDS = 100
 _MAX_TEXT_CHARS = 255
 _MAX_CURSOR_CHARS = 64
-_MAX_LIMIT_CHARS = 4
 _INSTANT: dict[str, Any] = {"type": "string", "format": "date-time"}
 _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "status": ("In this state.", {"type": "string", "enum": [each.value for each in TaskStatus]}),
@@ -94,7 +94,9 @@ def add_listing_route(router: APIRouter, deps: ApiDeps) -> None:
             found = await within(timeout_seconds, deps.lists.many(ids, tenant=tenant))
             return JSONAnswer(by_id_json(ids, found))
         wanted = _filter(given, tenant)
-        page = deps.lists.page(wanted, cursor=given.get("cursor"), limit=_limit(given))
+        page = deps.lists.page(
+            wanted, cursor=given.get("cursor"), limit=limit_of(given, default=DEFAULT_LIMIT, most=MAX_LIMIT)
+        )
         return JSONAnswer(listing_json(await within(timeout_seconds, page)))
 
 
@@ -188,10 +190,3 @@ def _text(text: str) -> str:
 def _ms(text: str) -> int:
     at: datetime = instant_of(text)
     return max(0, to_ms(at))
-
-
-def _limit(given: Mapping[str, str]) -> int:
-    text = given.get("limit", str(DEFAULT_LIMIT))
-    if text.isascii() and text.isdigit() and len(text) <= _MAX_LIMIT_CHARS and 1 <= int(text) <= MAX_LIMIT:
-        return int(text)
-    raise ProblemError(BAD_REQUEST, f"limit is a number from 1 to {MAX_LIMIT}")

@@ -101,18 +101,18 @@ class StateReads:
         return rendered
 
 
-async def within(seconds: float, query: Awaitable[T]) -> T:
+async def within(seconds: float, query: Awaitable[T], said: str = "the view did not answer") -> T:
     """What the view answers, in time.
 
     Raises:
-        ProblemError: it did not.
+        ProblemError: it did not, as `said`.
     """
     try:
         async with asyncio.timeout(seconds):
             return await query
     except TimeoutError:
         raise ProblemError(
-            VIEW_UNAVAILABLE, f"the view did not answer within {seconds:g} seconds", headers=_RETRY_AFTER_VIEW
+            VIEW_UNAVAILABLE, f"{said} within {seconds:g} seconds", headers=_RETRY_AFTER_VIEW
         ) from None
 
 

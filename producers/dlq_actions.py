@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,13 +22,12 @@ from taskline.producers.replay_bulk import Bulk, BulkOrder, BulkReport, count_ma
 from taskline.producers.replayer import Handled
 from taskline.schemas.events import LetterAction
 from taskline.schemas.ids import TaskId
+from taskline.schemas.json_values import exact_integers
 from taskline.settings import Settings
 from taskline.state.letter_row import Letter, LetterKind
 
 # Before a bulk, so many are counted for the question and the progress bar; counting costs a tenth of replaying.
 _MAX_COUNTED = 100_000
-# Integers of as many digits may not fit into 64 bits, and the fast parser makes floats of them.
-_LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 def handle(
@@ -154,7 +152,7 @@ def _json_of(text: bytes) -> Any:  # noqa: ANN401 - JSON
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise click.BadParameter(f"not JSON: {error}", param_hint="the payload") from error
-    return json.loads(text) if _LONG_NUMBER.search(text) else value
+    return exact_integers(text, value)
 
 
 def _say(

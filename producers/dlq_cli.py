@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from taskline.errors import TaskNotFound, Unavailable
+from taskline.infra.role import SystemClock
+from taskline.infra.tables import print_table
 from taskline.producers.dlq_actions import handle, one_edited, payload_given
 from taskline.producers.dlq_session import Session, run_session
 from taskline.producers.dlq_show import (
@@ -51,7 +50,7 @@ class _Instant(click.ParamType):
         if isinstance(value, int):
             return value
         with suppress(ValueError):
-            return time.time_ns() // 1_000_000 - duration_ms(value)
+            return SystemClock().now_ms() - duration_ms(value)
         try:
             at = datetime.fromisoformat(value)
         except ValueError:
@@ -136,7 +135,7 @@ def list_(
         for letter in found:
             click.echo(json.dumps(letter_document(letter)))
     else:
-        _table(HEADINGS, [table_row(letter) for letter in found])
+        print_table(HEADINGS, [table_row(letter) for letter in found])
     if at is not None:
         click.echo(f"there may be more: --cursor {at}", err=True)
 
@@ -303,16 +302,3 @@ def _check_choice(
         raise click.UsageError("name letters, or choose them by filters: not both")
     if not letter_ids and not filtered and not every:
         raise click.UsageError("name letters, choose them by filters, or take --all")
-
-
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """A table on a terminal, tab-separated lines elsewhere."""
-    console = Console()
-    if not console.is_terminal:
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -134,10 +134,7 @@ class Replayer:
             DeliveryError: not, or not certainly, appended; try again.
             Unavailable: the log or the view does not answer.
         """
-        if letter.resolution is not None:
-            raise LetterResolved(
-                letter.letter_id, letter.resolution.action.value, letter.resolution.replayed_as
-            )
+        _check_open(letter)
         whole = record or await self.read_one(letter)
         if letter.kind is LetterKind.RAW:
             await self._log.append(raw_replay(letter, whole, codec=self._codec, settings=self._settings))
@@ -173,10 +170,7 @@ class Replayer:
             LetterResolved: something was done about it before.
             DeliveryError: not, or not certainly, noted; try again.
         """
-        if letter.resolution is not None:
-            raise LetterResolved(
-                letter.letter_id, letter.resolution.action.value, letter.resolution.replayed_as
-            )
+        _check_open(letter)
         await self._resolve(letter, LetterAction.DISCARDED, note=note)
         return Handled(letter=letter, done=Done.DISCARDED)
 
@@ -192,3 +186,8 @@ class Replayer:
             action=action, at_ms=self._clock.now_ms(), by=self._by, replayed_as=replayed_as, note=note
         )
         await self._log.append(resolution_record(letter, resolution, codec=self._codec, topics=self._topics))
+
+
+def _check_open(letter: Letter) -> None:
+    if letter.resolution is not None:
+        raise LetterResolved(letter.letter_id, letter.resolution.action.value, letter.resolution.replayed_as)

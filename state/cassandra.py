@@ -88,12 +88,12 @@ class CassandraStore:
         self._write_concurrency = settings.projector.write_concurrency
         self._session = session
         self._keyspace = settings.cassandra.keyspace
-        self._insert_submission = _prepare(session, _INSERT_SUBMISSION, settings.cassandra.keyspace)
-        self._insert_dispatched = _prepare(session, _INSERT_DISPATCHED, settings.cassandra.keyspace)
-        self._mark_replayed = _prepare(session, _MARK_REPLAYED, settings.cassandra.keyspace)
-        self._add_events = _prepare(session, _ADD_EVENTS, settings.cassandra.keyspace)
-        self._read = _prepare(session, _READ, settings.cassandra.keyspace)
-        prepare = partial(_prepare, session, keyspace=settings.cassandra.keyspace)
+        prepare = partial(_prepare, session, keyspace=self._keyspace)
+        self._insert_submission = prepare(_INSERT_SUBMISSION)
+        self._insert_dispatched = prepare(_INSERT_DISPATCHED)
+        self._mark_replayed = prepare(_MARK_REPLAYED)
+        self._add_events = prepare(_ADD_EVENTS)
+        self._read = prepare(_READ)
         self._letters = LetterTables(prepare)
         self._listings = ListingTables(prepare, lanes=self._lanes, bucket_ms=self._bucket_ms)
         self._index = BucketIndex()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -14,8 +13,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from taskline.infra.role import SystemClock
+from taskline.infra.tables import print_table
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.ids import from_ms, parse_task_id
 from taskline.settings import Settings
@@ -69,7 +69,7 @@ def check_command(settings: Settings, as_json: bool) -> None:
 @click.pass_obj
 def show(settings: Settings, task_id: str, tenant: str, as_json: bool) -> None:
     """Print a task's state, its attempts and its events."""
-    parsed = parse_task_id(task_id, time.time_ns() // 1_000_000)
+    parsed = parse_task_id(task_id, SystemClock().now_ms())
     told = asyncio.run(_history(settings, parsed, tenant))
     if as_json:
         click.echo(json.dumps(as_document(told)))
@@ -120,8 +120,7 @@ def _print(console: Console, told: TaskHistory) -> None:
     for name, value in state.items():
         if value is not None:
             console.print(f"{name:14} {value}", highlight=False, soft_wrap=True, markup=False)
-    _table(
-        console,
+    print_table(
         ("attempt", "outcome", "worker", "started", "ended", "error"),
         [
             (
@@ -135,8 +134,7 @@ def _print(console: Console, told: TaskHistory) -> None:
             for attempt in told.attempts
         ],
     )
-    _table(
-        console,
+    print_table(
         ("place", "event", "at", "worker"),
         [
             (
@@ -148,15 +146,3 @@ def _print(console: Console, told: TaskHistory) -> None:
             for each in told.events
         ],
     )
-
-
-def _table(console: Console, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """A table on a terminal, tab-separated lines elsewhere."""
-    if not console.is_terminal:
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

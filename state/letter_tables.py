@@ -43,18 +43,16 @@ SET action = ?, resolved_at = ?, resolved_by = ?, replayed_as = ?, note = ?
 WHERE tenant = ? AND day = ? AND at = ? AND letter_id = ?
 """
 # A page of a partition from a place on, both ways. The id decides between letters of one instant.
-_NEWER_FIRST = """
+_SELECT = """
 SELECT at, letter_id, kind, task_type, queue, reason, category, error_class, message, attempt, generation, root_id,
     replay_of, source_topic, source_partition, source_offset, dlq_partition, dlq_offset, size_bytes,
     action, resolved_at, resolved_by, replayed_as, note
 FROM {keyspace}.dead_letters
+"""
+_NEWER_FIRST = f"""{_SELECT}
 WHERE tenant = ? AND day = ? AND (at, letter_id) < (?, ?) AND (at) >= (?) LIMIT ?
 """
-_OLDER_FIRST = """
-SELECT at, letter_id, kind, task_type, queue, reason, category, error_class, message, attempt, generation, root_id,
-    replay_of, source_topic, source_partition, source_offset, dlq_partition, dlq_offset, size_bytes,
-    action, resolved_at, resolved_by, replayed_as, note
-FROM {keyspace}.dead_letters
+_OLDER_FIRST = f"""{_SELECT}
 WHERE tenant = ? AND day = ? AND (at, letter_id) > (?, ?) AND (at) < (?) ORDER BY at ASC, letter_id ASC LIMIT ?
 """
 _TENANTS = "SELECT tenant FROM {keyspace}.dead_letter_days WHERE day = ?"

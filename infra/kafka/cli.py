@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from taskline.infra.kafka.admin import TopicDescription, check_topology, create_topics, describe_topics
 from taskline.infra.kafka.offsets import Seed
+from taskline.infra.tables import print_table
 from taskline.settings import Settings
 
 _SECONDS_PER_DAY = 86_400
@@ -70,16 +69,7 @@ def describe(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps([_as_dict(each) for each in described]))
         return
     headings = ("topic", "partitions", "copies", "retention", "state")
-    rows = [_row(each) for each in described]
-    console = Console()
-    if console.is_terminal:
-        table = Table(*headings)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    else:
-        for row in rows:
-            click.echo("\t".join(row))
+    print_table(headings, map(_row, described))
 
 
 def _row(each: TopicDescription) -> tuple[str, str, str, str, str]:

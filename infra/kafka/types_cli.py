@@ -9,11 +9,10 @@ import sys
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from taskline.errors import InvalidTaskType
 from taskline.infra.kafka.types import TypeDirectory
+from taskline.infra.tables import print_table
 from taskline.schemas.types import TaskType
 from taskline.settings import Settings
 
@@ -58,16 +57,7 @@ def list_(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps([_summary(each) for each in found]))
         return
     headings = ("task type", "queue", "priority", "timeout", "retries", "payload")
-    rows = [_row(each) for each in found]
-    console = Console()
-    if console.is_terminal:
-        table = Table(*headings)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    else:
-        for row in rows:
-            click.echo("\t".join(row))
+    print_table(headings, map(_row, found))
 
 
 @types.command()
