@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
+from examples.data_sets import data_set
 from taskline.schemas.events import Priority
 
 # Far-off states first, the big ones last: a rule that gives every priority some hundreds of tasks.
@@ -26,18 +25,10 @@ class Airport:
     longitude: float
 
 
-def airports_csv() -> Path:
-    """The file inside the installed package (which itself would import pandas)."""
-    spec = importlib.util.find_spec("vega_datasets")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the example needs its input: pip install 'taskline[examples]'")
-    return Path(spec.submodule_search_locations[0]) / "_data" / "airports.csv"
-
-
 @cache
 def airports() -> tuple[Airport, ...]:
     """Every row, in the file's order."""
-    with airports_csv().open(encoding="utf-8", newline="") as file:
+    with data_set("airports.csv").open(encoding="utf-8", newline="") as file:
         return tuple(
             Airport(
                 iata=row["iata"],

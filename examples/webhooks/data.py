@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+
+from examples.data_sets import data_set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,18 +26,10 @@ class Report:
     wind: float
 
 
-def weather_csv() -> Path:
-    """The file inside the installed package (which itself would import pandas)."""
-    spec = importlib.util.find_spec("vega_datasets")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the example needs its input: pip install 'taskline[examples]'")
-    return Path(spec.submodule_search_locations[0]) / "_data" / "seattle-weather.csv"
-
-
 @cache
 def reports() -> tuple[Report, ...]:
     """Every row, in the file's order."""
-    with weather_csv().open(encoding="utf-8", newline="") as file:
+    with data_set("seattle-weather.csv").open(encoding="utf-8", newline="") as file:
         return tuple(
             Report(
                 date=row["date"],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +12,6 @@ import pytest
 from delay_kit import Delayed, Delivery, committed
 
 from taskline.infra.kafka.admin import create_topics
-from taskline.infra.local.config import StackConfig
-from taskline.infra.local.errors import NotAvailable
 from taskline.infra.local.roles import Role
 from taskline.infra.local.stack import LocalStack
 from taskline.processors.delay_progress import MAX_UNCOMMITTED
@@ -27,18 +23,6 @@ RECORDS = 2_000
 SEED = 20
 SESSION_SECONDS = 6.0
 END_SECONDS = 90.0
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    """A stack of its own: its Kafka is killed."""
-    try:
-        with LocalStack(StackConfig(ephemeral=True)).running() as running:
-            yield running
-    except NotAvailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI needs real servers: {reason}")
-        pytest.skip(f"no Kafka and Cassandra: {reason}")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from taskline.schemas.ids import TaskId
 from taskline.settings import as_environment
 from taskline.state.cassandra import CassandraStore
 from taskline.state.fold import Outcome, TaskHistory
-from taskline.state.migrations import migrate
 from taskline.state.reader import StatusReader
 from taskline.state.status import TaskStatus
 
@@ -33,17 +31,6 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 SUPPORT = Path(__file__).parents[1] / "support"
 END_SECONDS = 120.0
 BYSTANDERS = 60
-
-
-@pytest.fixture(scope="module")
-def keyspace() -> str:
-    """A view of this module's own: what is said of all dead letters is about these."""
-    return f"test_{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def view_ready(settings: Settings) -> None:
-    migrate(settings)
 
 
 def test_harm_is_contained_and_what_died_of_it_can_be_replayed(

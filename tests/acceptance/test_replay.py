@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -29,7 +28,6 @@ from taskline.settings import as_environment
 from taskline.state.cassandra import CassandraStore
 from taskline.state.dead_letters import DeadLetters, LetterFilter, Order
 from taskline.state.letter_row import Letter
-from taskline.state.migrations import migrate
 from taskline.state.reader import StatusReader
 from taskline.state.status import TaskStatus
 
@@ -45,17 +43,6 @@ LETTERS = int(os.environ.get("TASKLINE_TEST_LETTERS", "2000"))
 OTHERS = 200
 RATE = 500
 SECONDS = 240.0
-
-
-@pytest.fixture(scope="module")
-def keyspace() -> str:
-    """A view of this module's own: what is said of all dead letters is about these."""
-    return f"test_{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def view_ready(settings: Settings) -> None:
-    migrate(settings)
 
 
 class System:

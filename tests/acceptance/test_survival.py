@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import Counter
@@ -17,8 +16,6 @@ from acceptance_tasks import registry
 from taskline import Settings, Submission, TaskFailure, TaskHandle, TaskProducer
 from taskline.errors import TaskNotFound
 from taskline.infra.kafka.admin import create_topics
-from taskline.infra.local.config import StackConfig
-from taskline.infra.local.errors import NotAvailable
 from taskline.infra.local.roles import Role
 from taskline.infra.local.stack import LocalStack
 from taskline.infra.role import SystemClock
@@ -34,18 +31,6 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 TASKS = 5_000
 SUPPORT = Path(__file__).parents[1] / "support"
 END_SECONDS = 240.0
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    """A stack of its own: its Kafka is killed."""
-    try:
-        with LocalStack(StackConfig(ephemeral=True)).running() as running:
-            yield running
-    except NotAvailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI needs real servers: {reason}")
-        pytest.skip(f"no Kafka and Cassandra: {reason}")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -23,12 +22,6 @@ ROOT = Path(__file__).parents[2]
 EVENTS = 2 * len(SCENARIOS)
 # Half a minute on a quiet machine.
 RUN_SECONDS = 480
-
-
-@pytest.fixture(scope="module")
-def keyspace() -> str:
-    """A view of this module's own: what is said of all dead letters is about these."""
-    return f"test_{secrets.token_hex(4)}"
 
 
 def test_every_delivery_goes_as_it_must(settings: Settings) -> None:

@@ -38,6 +38,6 @@ def event(kind: type, task: TaskSubmitted, **values: Any) -> Any:
     return kind(**common | values)
 
 
-def started(task: TaskSubmitted, execution: TaskId) -> Started:
+def started(task: TaskSubmitted, execution: TaskId, **values: Any) -> Started:
     source = {"source_topic": "tasks.normal", "source_partition": 0, "source_offset": 1}
-    return event(Started, task, execution=execution, **source)
+    return event(Started, task, execution=execution, **source | values)

@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import structlog
 from api_kit import NOW_MS, PLACE, Api, slug
+from read_kit import event, started, submitted
 
 from taskline.api.models import AttemptView, EventView, TaskHistoryView, TaskTypeList, TaskView
 from taskline.errors import ProducerClosed, Unavailable, UnknownSchema
 from taskline.schemas.events import (
     DeadLettered,
     Failed,
-    Priority,
     Released,
-    Started,
     Succeeded,
-    TaskSubmitted,
 )
-from taskline.schemas.ids import TaskId, new_task_id
+from taskline.schemas.ids import new_task_id
 
 UNKNOWN = "019ad6e2-7c00-7d3a-9b1e-0f6c3a52d481"
-
-
-def submitted(**changes: Any) -> TaskSubmitted:
-    task_id = new_task_id(NOW_MS - 60_000)
-    values: dict[str, Any] = {
-        "task_id": task_id,
-        "tenant": "default",
-        "task_type": "geo.nearest",
-        "queue": "geo",
-        "priority": Priority.NORMAL,
-        "payload": b"",
-        "retain_until": NOW_MS + 86_400_000,
-        "max_retries": 3,
-        "root_id": task_id,
-    }
-    return TaskSubmitted(**values | changes)
-
-
-def event(kind: type, task: TaskSubmitted, **values: Any) -> Any:
-    common = {
-        "task_id": task.task_id,
-        "tenant": task.tenant,
-        "attempt": 1,
-        "worker": "w-1",
-        "at": NOW_MS - 50_000,
-        "retain_until": task.retain_until,
-    }
-    return kind(**common | values)
-
-
-def started(task: TaskSubmitted, execution: TaskId, **values: Any) -> Started:
-    source = {"source_topic": "tasks.normal", "source_partition": 0, "source_offset": 1}
-    return event(Started, task, execution=execution, **source | values)
 
 
 def test_a_task_that_waits(api: Api) -> None:
