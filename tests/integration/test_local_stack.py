@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -179,7 +180,7 @@ def test_nothing_is_left_behind(stack: LocalStack) -> None:
     assert not directory.exists()
     left = {child.pid for child in psutil.Process().children(recursive=True)}
     assert not [pid for pid in pids if pid is None or psutil.pid_exists(pid)]
-    assert not {pid for pid in left & before if _is_ours(pid, directory)}
+    assert not {pid for pid in left & before if _is_run_with(pid, str(directory))}
     assert stack.stop() == ()
 
 
@@ -189,8 +190,11 @@ def test_the_schema_registry_registers_and_leaves_nothing_behind() -> None:
             text = '{"type": "record", "name": "Pair", "fields": [{"name": "k", "type": "int"}]}'
             number = client.register_schema("local-stack-value", Schema(text, "AVRO"))
             assert json.loads(str(client.get_schema(number).schema_str)) == json.loads(text)
-            children = psutil.Process().children()
-            (pid,) = [child.pid for child in children if "quarkus-run.jar" in str(child.cmdline())]
+            (pid,) = [
+                child.pid
+                for child in psutil.Process().children()
+                if _is_run_with(child.pid, "quarkus-run.jar")
+            ]
     except NotAvailable as reason:  # it is optional, and its Java is newer than the stack's
         pytest.skip(str(reason))
     assert not psutil.pid_exists(pid)
@@ -198,11 +202,18 @@ def test_the_schema_registry_registers_and_leaves_nothing_behind() -> None:
         _ = registry.url
 
 
-def _is_ours(pid: int, directory: Path) -> bool:
+def _is_run_with(pid: int, text: str) -> bool:
     try:
-        return any(str(directory) in part for part in psutil.Process(pid).cmdline())
-    except psutil.NoSuchProcess:
+        return any(text in part for part in psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:  # ended, or a zombie that an earlier test's launcher has not reaped yet
         return False
+
+
+def test_a_zombie_among_the_children_is_not_taken_for_a_server() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended and not reaped: a zombie
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert not _is_run_with(child.pid, "-c")
 
 
 def kafka_pid(stack: LocalStack) -> int:
