@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -28,7 +26,8 @@ class LogEnds:
 
     def __init__(self, kafka: KafkaSettings, *, client_id: str) -> None:
         """Connect on the first question; `client_id` is for the broker's logs."""
-        self._admin: AdminClient = new_client(AdminClient, client_config(kafka, client_id=client_id))
+        self._config = client_config(kafka, client_id=client_id)
+        self._admin: AdminClient = new_client(AdminClient, self._config)
 
     def __enter__(self) -> Self:
         return self
@@ -78,9 +77,8 @@ class LogEnds:
                 timeout_seconds,
             )
         except TasklineError:
-            # After a broker's restart the client asks by the leader epochs that it knows, and is refused, until it hears of new ones.
-            with contextlib.suppress(KafkaException):
-                self._admin.list_topics(timeout=timeout_seconds)
+            # After a broker's restart a client asks by the leader epochs that it knows, and is refused, for minutes.
+            self._admin = new_client(AdminClient, self._config)
             raise
         self._admin.poll(0)
         return {TopicPartition(place.topic, place.partition): each.offset for place, each in answers.items()}

@@ -53,6 +53,8 @@ def test_durability_is_not_a_setting() -> None:
         (KafkaException(KafkaError(KafkaError._TRANSPORT)), Unavailable),
         (KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)), Unavailable),
         (KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED)), Unavailable),
+        (KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)), Unavailable),
+        (KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)), Unavailable),
         (TimeoutError(), Unavailable),
         (KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)), TasklineError),
     ],
