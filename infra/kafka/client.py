@@ -19,8 +19,20 @@ _CONNECT_TIMEOUT_MS = 10_000
 
 T = TypeVar("T")
 
+# A partition's leader or a group's coordinator is changing, or has changed and the client has not learnt of it yet.
+MOVING = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
 # The client can't reach, or can't keep, a working connection: somebody must look at the server, not at the input.
-_UNAVAILABLE = frozenset(
+_UNAVAILABLE = MOVING | frozenset(
     {
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
@@ -34,15 +46,7 @@ _UNAVAILABLE = frozenset(
         KafkaError._AUTHENTICATION,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        # What a client hears that has not learnt of a partition's new leader, or of its old one's new term, yet.
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.NETWORK_EXCEPTION,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.NOT_COORDINATOR,
         KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -59,26 +60,36 @@ class LogEnds:
     def delete_before(self, bounds: Mapping[TopicPartition, int], timeout_seconds: float) -> None:
         """Delete the records of each partition below an offset."""
         places = [KafkaPartition(name.topic, name.partition, offset) for name, offset in bounds.items()]
-        ask(
-            lambda seconds: self._admin.delete_records(places, request_timeout=seconds),
+        self._ask(
+            lambda admin, seconds: admin.delete_records(places, request_timeout=seconds),
             "deleting records",
             timeout_seconds,
         )
-        self._admin.poll(0)
 
     def _offsets(
         self, places: Collection[TopicPartition], spec: OffsetSpec, timeout_seconds: float
     ) -> dict[TopicPartition, int]:
         wanted = {KafkaPartition(name.topic, name.partition): spec for name in places}
+        answers = self._ask(
+            lambda admin, seconds: admin.list_offsets(wanted, request_timeout=seconds),
+            "reading topic offsets",
+            timeout_seconds,
+        )
+        return {TopicPartition(place.topic, place.partition): each.offset for place, each in answers.items()}
+
+    def _ask(
+        self,
+        request: Callable[[AdminClient, float], Mapping[Any, Future[Any]]],
+        doing: str,
+        timeout_seconds: float,
+    ) -> dict[Any, Any]:
+        admin = self._admin
         try:
-            answers = ask(
-                lambda seconds: self._admin.list_offsets(wanted, request_timeout=seconds),
-                "reading topic offsets",
-                timeout_seconds,
-            )
+            return ask(lambda seconds: request(admin, seconds), doing, timeout_seconds)
         except TasklineError:
             # After a broker's restart a client asks by the leader epochs that it knows, and is refused, for minutes.
             self._admin = new_client(AdminClient, self._config)
             raise
-        self._admin.poll(0)
-        return {TopicPartition(place.topic, place.partition): each.offset for place, each in answers.items()}
+        finally:
+            # Writes the log lines that librdkafka has queued.
+            admin.poll(0)

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from taskline.errors import Unavailable
-from taskline.infra.kafka.client import client_config, kafka_error, new_client, translated
+from taskline.infra.kafka.client import MOVING, client_config, kafka_error, new_client, translated
 from taskline.infra.kafka.drift import ObservedTopic
 from taskline.infra.topics import TopicSpec
 from taskline.settings import KafkaSettings
@@ -35,15 +35,8 @@ _NO_LEADER = -1
 # One attempt of a request that is repeated: on a new cluster the first look for a group's coordinator goes unanswered.
 _ATTEMPT_SECONDS = 5.0
 # What a broker says for a moment after topics were made, or after it started.
-_NOT_READY = frozenset(
+_NOT_READY = MOVING | frozenset(
     {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._NOENT,
         KafkaError._TIMED_OUT,

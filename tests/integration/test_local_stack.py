@@ -202,18 +202,18 @@ def test_the_schema_registry_registers_and_leaves_nothing_behind() -> None:
         _ = registry.url
 
 
-def _is_run_with(pid: int, text: str) -> bool:
-    try:
-        return any(text in part for part in psutil.Process(pid).cmdline())
-    except psutil.NoSuchProcess:  # ended, or a zombie that an earlier test's launcher has not reaped yet
-        return False
-
-
 def test_a_zombie_among_the_children_is_not_taken_for_a_server() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended and not reaped: a zombie
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
         assert not _is_run_with(child.pid, "-c")
+
+
+def _is_run_with(pid: int, text: str) -> bool:
+    try:
+        return any(text in part for part in psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:  # ended, or a zombie that an earlier test's launcher has not reaped yet
+        return False
 
 
 def kafka_pid(stack: LocalStack) -> int:
