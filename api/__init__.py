@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from taskline.api.app import create_app
+from taskline.api.appending import TaskTypes
 from taskline.api.deps import ApiDeps, StatusQueries
 from taskline.api.health import Health
 from taskline.api.metrics import ApiMetrics
 from taskline.api.problems import PROBLEMS, ProblemError, ProblemType
-from taskline.api.submissions import Submissions, TaskTypes
+from taskline.api.submissions import Submissions
 
 __all__ = [
     "PROBLEMS",

@@ -8,9 +8,12 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Route
 
 from taskline.api import openapi, tenancy
 from taskline.api.auth import Access
+from taskline.api.batch import add_batch_route
+from taskline.api.cancel import add_cancel_route
 from taskline.api.dead_letters import add_letter_routes
 from taskline.api.deps import ApiDeps
 from taskline.api.direct import DirectRoute
@@ -18,7 +21,7 @@ from taskline.api.errors import problem_of
 from taskline.api.listing import add_listing_route
 from taskline.api.middleware import CLIENT_LEFT, REQUEST_ID, RequestBoundary
 from taskline.api.operations import add_operations_routes
-from taskline.api.problems import problem_response
+from taskline.api.problems import INVALID_TASK_ID, METHOD_NOT_ALLOWED, ProblemError, problem_response
 from taskline.api.tasks import add_task_routes
 from taskline.errors import TasklineError
 
@@ -41,6 +44,8 @@ def create_app(deps: ApiDeps) -> FastAPI:
     # Straight into the app's own router: an included one is looked up anew for each request.
     app.router.route_class = DirectRoute
     add_task_routes(app.router, deps)
+    add_batch_route(app.router, deps)
+    add_cancel_route(app.router, deps)
     add_listing_route(app.router, deps)
     add_letter_routes(app.router, deps)
     add_operations_routes(app.router, deps.health, deps.metrics)
@@ -61,7 +66,23 @@ def create_app(deps: ApiDeps) -> FastAPI:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
-    return problem_response(problem_of(error), request.scope[REQUEST_ID])
+    problem = problem_of(error)
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    own = [route for route in routes if route.path == path]
+    if (
+        problem.kind is INVALID_TASK_ID
+        and own
+        and not any(request.method in (route.methods or ()) for route in own)
+    ):
+        # `/tasks/batch` is no task's, although the template of one took it for a method that it does not have.
+        problem = ProblemError(METHOD_NOT_ALLOWED, "the path does not take this method")
+    if problem.kind is METHOD_NOT_ALLOWED:
+        # All that the path takes (RFC 9110 §15.5.6): the framework names the methods of one route only.
+        takers = own or [route for route in routes if route.path_regex.match(path)]
+        methods = {method for route in takers for method in route.methods or ()}
+        problem.headers = {"allow": ", ".join(sorted(methods))}
+    return problem_response(problem, request.scope[REQUEST_ID])
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -33,6 +33,7 @@ _MAX_ERRORS = 10
 _MAX_ECHO = 64
 # An object with so many times more fields is not a request with a slip in it, and is not worth a message per field.
 _FIELDS_FACTOR = 4
+_SUBMISSION_WANTED = "a JSON object is wanted, with at least task_type and payload"
 # Names that callers try, and why they are not fields of a submission.
 _NOT_FIELDS: Mapping[str, str] = {
     "queue": "the queue is the task type's",
@@ -77,14 +78,21 @@ def parse_submission(body: bytes) -> TaskSubmission:
     Raises:
         ProblemError: not a JSON object (422), or unknown, missing or wrong fields (422, all of them listed).
     """
-    return parse_body(
-        body, TaskSubmission, wanted="a JSON object is wanted, with at least task_type and payload"
-    )
+    return parse_body(body, TaskSubmission, wanted=_SUBMISSION_WANTED)
+
+
+def submission_of(document: object) -> TaskSubmission:
+    """Check a submission that was parsed already; raises as `parse_submission`."""
+    return checked(document, TaskSubmission, wanted=_SUBMISSION_WANTED)
 
 
 def parse_body(body: bytes, model: type[M], *, wanted: str = "a JSON object is wanted") -> M:
     """Read a body of any kind; raises as `parse_submission`."""
-    document = _loads(body)
+    return checked(_loads(body), model, wanted=wanted)
+
+
+def checked(document: object, model: type[M], *, wanted: str) -> M:
+    """Check what was parsed already; raises as `parse_submission`."""
     if not isinstance(document, dict):
         raise ProblemError(MALFORMED_BODY, wanted)
     fields = tuple(model.model_fields)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from taskline.api.appending import TaskTypes
 from taskline.api.health import Health
 from taskline.api.letter_desk import LateLetters
 from taskline.api.limits import RateLimits
 from taskline.api.metrics import ApiMetrics
-from taskline.api.submissions import Submissions, TaskTypes
+from taskline.api.submissions import Submissions
 from taskline.infra.role import Clock, SystemClock
+from taskline.producers.cancelling import Canceller
 from taskline.schemas.ids import TaskId
 from taskline.settings import ApiSettings
 from taskline.state.fold import TaskHistory
@@ -36,6 +38,10 @@ class StatusQueries(Protocol):
 
     async def history(self, task_id: TaskId, *, tenant: str) -> TaskHistory:
         """The task's executions and events; raises as `get`."""
+        ...
+
+    async def after_request(self, task_id: TaskId, request_id: TaskId, *, tenant: str) -> TaskState | None:
+        """The state right after a request to cancel; None: that is not in the view yet. Raises as `get`."""
         ...
 
 
@@ -69,6 +75,7 @@ class ApiDeps:
     status: StatusQueries
     lists: ListQueries
     types: TaskTypes
+    cancels: Canceller
     # Largest request body; see `taskline.api.wiring.body_limit`.
     max_body_bytes: int
     letters: LateLetters = field(default_factory=LateLetters)

@@ -16,6 +16,13 @@ EXAMPLES: dict[str, list[JsonValue]] = {
         {
             "task_type": "mail.send",
             "payload": {"to": "ada@example.org"},
+            "idempotency_key": "order-17-receipt",
+            "dedup_key": "ada@example.org",
+            "dedup_window_seconds": 600,
+        },
+        {
+            "task_type": "mail.send",
+            "payload": {"to": "ada@example.org"},
             "affinity_key": "account-42",
             "delay_seconds": 90,
             "start_by": "2026-11-29T18:00:00Z",
@@ -30,6 +37,58 @@ EXAMPLES: dict[str, list[JsonValue]] = {
             "task_type": "geo.nearest",
             "priority": "high",
             "queue": "default",
+        }
+    ],
+    "TaskDuplicate": [
+        {
+            "task_id": EXAMPLE_ID,
+            "duplicate": True,
+            "task_type": "mail.send",
+            "created_at": _CREATED,
+            "status": "pending",
+        }
+    ],
+    "TaskBatch": [
+        {
+            "tasks": [
+                {
+                    "task_type": "geo.nearest",
+                    "payload": {"iata": "LAX"},
+                    "idempotency_key": "order-17",
+                },
+                {"task_type": "geo.nearst", "payload": {"iata": "SFO"}},
+            ]
+        }
+    ],
+    "BatchOutcome": [
+        {
+            "results": [
+                {
+                    "status": 201,
+                    "task": {
+                        "task_id": EXAMPLE_ID,
+                        "status": "pending",
+                        "created_at": _CREATED,
+                        "scheduled_at": None,
+                        "task_type": "geo.nearest",
+                        "priority": "normal",
+                        "queue": "default",
+                    },
+                    "replayed": False,
+                },
+                {
+                    "status": 400,
+                    "problem": {
+                        "type": "urn:taskline:problem:unknown-task-type",
+                        "title": "Unknown task type",
+                        "status": 400,
+                        "detail": "unknown task type 'geo.nearst'; did you mean 'geo.nearest'?",
+                        "instance": "urn:taskline:request:5f2b9c0d1e7a4b36",
+                        "task_type": "geo.nearst",
+                        "nearest": "geo.nearest",
+                    },
+                },
+            ]
         }
     ],
     "TaskView": [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from taskline.api.appending import TaskTypes
 from taskline.api.deps import ListQueries, StatusQueries
 from taskline.api.problems import TYPES_UNAVAILABLE, ProblemError
-from taskline.api.submissions import TaskTypes
 from taskline.errors import Unavailable
 from taskline.schemas.ids import TaskId
 from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
+from taskline.state.claims import Claim, ClaimKey, ClaimStore
 from taskline.state.fold import TaskHistory
 from taskline.state.keys import ApiKey, KeyReader
 from taskline.state.listing import Filter
@@ -71,6 +72,34 @@ class LateKeys:
         return await self.source.find(prefix)
 
 
+class LateClaims:
+    """The claims of submissions, once the view is connected."""
+
+    def __init__(self) -> None:
+        self.source: ClaimStore | None = None
+
+    async def take(self, wanted: Claim, now_ms: int) -> Claim:
+        """As `ClaimStore.take`."""
+        return await self._connected().take(wanted, now_ms)
+
+    async def find(self, key: ClaimKey) -> Claim | None:
+        """As `ClaimStore.find`."""
+        return await self._connected().find(key)
+
+    async def renew(self, held: Claim, wanted: Claim, now_ms: int) -> bool:
+        """As `ClaimStore.renew`."""
+        return await self._connected().renew(held, wanted, now_ms)
+
+    async def settle(self, claim: Claim, outcome: TaskId, now_ms: int) -> None:
+        """As `ClaimStore.settle`."""
+        await self._connected().settle(claim, outcome, now_ms)
+
+    def _connected(self) -> ClaimStore:
+        if self.source is None:
+            raise Unavailable("Cassandra has not answered since this process started")
+        return self.source
+
+
 class LateView:
     """The view, once it is connected."""
 
@@ -85,6 +114,10 @@ class LateView:
     async def history(self, task_id: TaskId, *, tenant: str) -> TaskHistory:
         """As `StatusQueries.history`."""
         return await self._connected().history(task_id, tenant=tenant)
+
+    async def after_request(self, task_id: TaskId, request_id: TaskId, *, tenant: str) -> TaskState | None:
+        """As `CancelView.after_request`."""
+        return await self._connected().after_request(task_id, request_id, tenant=tenant)
 
     async def page(self, wanted: Filter, *, cursor: str | None, limit: int) -> Listing:
         """As `ListQueries.page`."""

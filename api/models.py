@@ -21,6 +21,8 @@ from taskline.schemas.types import MAX_RETRIES
 from taskline.state.fold import Outcome
 from taskline.state.status import TaskStatus
 
+MAX_BATCH_TASKS = 500
+MAX_DEDUP_WINDOW_SECONDS = 30 * 86_400
 PriorityName = Literal["high", "normal", "low"]
 # Text in a strict model would not become a datetime; a number is refused, since nobody can tell seconds from milliseconds.
 Instant = Annotated[
@@ -84,6 +86,37 @@ class TaskSubmission(BaseModel):
         Instant | None,
         Field(description="An instant after which it is not worth starting: then it ends as expired."),
     ] = None
+    idempotency_key: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_NAME_CHARS,
+            description="Names this request, so that it can be sent again and makes one task: same key and same request, same task; other request: 409. Or the header Idempotency-Key.",
+        ),
+    ] = None
+    dedup_key: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_NAME_CHARS,
+            description="Of tasks of one type with the same key, one is accepted per window.",
+        ),
+    ] = None
+    dedup_window_seconds: Annotated[
+        float | None,
+        Field(
+            ge=1,
+            le=MAX_DEDUP_WINDOW_SECONDS,
+            allow_inf_nan=False,
+            description="How long the dedup_key holds, from the accepted submission: 1 s to 30 days.",
+        ),
+    ] = None
+    dedup_mode: Annotated[
+        Literal["reject"] | None,
+        Field(
+            description="What happens to a second task inside the window. reject (the default): the first stands for it."
+        ),
+    ] = None
 
 
 class _Answer(BaseModel):
@@ -103,6 +136,41 @@ class TaskAccepted(_Answer):
     task_type: str
     priority: Priority
     queue: str
+
+
+class TaskDuplicate(_Answer):
+    """Not accepted: inside the dedup window this task stands for it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["TaskDuplicate"]})
+
+    task_id: UUID
+    duplicate: Literal[True]
+    task_type: str
+    created_at: datetime
+    status: Annotated[
+        TaskStatus | None, Field(description="Of that task now; null: the view does not have it yet.")
+    ]
+
+
+class TaskBatch(BaseModel):
+    """Several tasks to run. Each is checked, refused or accepted by itself."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": EXAMPLES["TaskBatch"]}
+    )
+
+    tasks: Annotated[
+        list[Any],
+        Field(min_length=1, max_length=MAX_BATCH_TASKS),
+        WithJsonSchema(
+            {
+                "type": "array",
+                "items": {"$ref": "#/components/schemas/TaskSubmission"},
+                "minItems": 1,
+                "maxItems": MAX_BATCH_TASKS,
+            }
+        ),
+    ]
 
 
 class ErrorView(_Answer):
@@ -182,6 +250,8 @@ class EventView(_Answer):
         "crashed",
         "expired",
         "dead_lettered",
+        "cancel_requested",
+        "cancelled",
     ]
     at: datetime
     attempt: int
@@ -197,6 +267,10 @@ class EventView(_Answer):
     ] = None
     next_attempt_at: Annotated[
         datetime | None, Field(description="Of a scheduled retry: it does not start earlier.")
+    ] = None
+    abort: Annotated[
+        bool | None,
+        Field(description="Of a cancel request: a running execution was to be stopped, too."),
     ] = None
 
 
@@ -284,6 +358,9 @@ class Problem(BaseModel):
     task_type: str | None = None
     nearest: Annotated[str | None, Field(description="The name that may be meant.")] = None
     task_id: Annotated[UUID | None, Field(description="The task whose fate is unknown.")] = None
+    task_status: Annotated[
+        TaskStatus | None, Field(description="Of a task that was not cancelled: why not.")
+    ] = None
     limit_bytes: int | None = None
     size_bytes: int | None = None
     errors: list[FieldProblem] | None = None
@@ -298,10 +375,35 @@ class Problem(BaseModel):
     ] = None
 
 
+class BatchItem(_Answer):
+    """What became of one task of a batch: what `POST /tasks` would have answered."""
+
+    status: Annotated[int, Field(description="201: accepted. 200: a duplicate. Others: see `problem`.")]
+    task: Annotated[TaskAccepted | TaskDuplicate | None, Field(description="With 201 or 200.")] = None
+    replayed: Annotated[
+        bool, Field(description="Accepted before, by an earlier request with the same idempotency key.")
+    ] = False
+    problem: Annotated[Problem | None, Field(description="With any other status.")] = None
+    retry_after: Annotated[
+        int | None, Field(description="With 503: seconds after which to try this one again.")
+    ] = None
+
+
+class BatchOutcome(_Answer):
+    """What became of each task of a batch."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES["BatchOutcome"]})
+
+    results: Annotated[list[BatchItem], Field(description="In the order of the tasks.")]
+
+
 # Everything that the OpenAPI document names.
 DOCUMENTED: tuple[type[BaseModel], ...] = (
     TaskSubmission,
     TaskAccepted,
+    TaskDuplicate,
+    TaskBatch,
+    BatchOutcome,
     TaskView,
     TaskHistoryView,
     TaskTypeList,

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from taskline import __version__
+from taskline.api.cancel_models import CANCEL_MODELS
 from taskline.api.examples import EXAMPLE_ID
 from taskline.api.letter_models import LETTER_MODELS
 from taskline.api.listing_models import LIST_MODELS
@@ -33,7 +34,7 @@ Errors are problems (RFC 9457): decide by `type` or by the status, the words may
 caller's own or a new one. Instants are ISO 8601 in UTC with milliseconds.
 """
 _TAGS = [
-    {"name": "tasks", "description": "Submit a task; read its state and its history."},
+    {"name": "tasks", "description": "Submit a task; read its state and its history; cancel it."},
     {"name": "dead letters", "description": "What was given up: look at it, replay it, discard it."},
     {"name": "operations", "description": "For orchestrators, balancers and monitoring."},
 ]
@@ -76,6 +77,7 @@ _EXAMPLE_MEMBERS: Json = {
     "nearest": "geo.nearest",
     "pointer": "/iata",
     "task_id": EXAMPLE_ID,
+    "task_status": "running",
     "replayed_as": EXAMPLE_ID,
     "scope": "submit",
     "violated-policies": ["submissions-tenant-60s"],
@@ -187,7 +189,7 @@ def _document(app: FastAPI) -> Json:
     )
     document["info"]["license"] = {"name": "Apache 2.0", "identifier": "Apache-2.0"}
     _, schemas = models_json_schema(
-        [(model, "validation") for model in (*DOCUMENTED, *LETTER_MODELS, *LIST_MODELS)],
+        [(model, "validation") for model in (*DOCUMENTED, *CANCEL_MODELS, *LETTER_MODELS, *LIST_MODELS)],
         ref_template=_REF + "{model}",
     )
     components = document.setdefault("components", {})

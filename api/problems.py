@@ -105,6 +105,20 @@ BODY_TIMEOUT = ProblemType(
     title="The body did not arrive in time",
     meaning="The request's body took longer than `api.request_timeout_seconds`; nothing was accepted.",
 )
+IDEMPOTENCY_CONFLICT = ProblemType(
+    slug="idempotency-conflict",
+    status=409,
+    title="The idempotency key belongs to another request",
+    meaning="The idempotency key came before with another request, which made `task_id`; nothing was accepted. Use a new key for a new task.",
+    members=("task_id",),
+)
+NOT_CANCELLED = ProblemType(
+    slug="not-cancelled",
+    status=409,
+    title="Running or over",
+    meaning="The task is running (or its worker has just died), or it has ended: `task_status` says which; it was not cancelled. `?running=abort` stops a running one.",
+    members=("task_id", "task_status"),
+)
 LETTER_RESOLVED = ProblemType(
     slug="dead-letter-resolved",
     status=409,
@@ -185,7 +199,21 @@ DELIVERY_UNKNOWN = ProblemType(
     slug="delivery-unknown",
     status=503,
     title="Not acknowledged in time",
-    meaning="Kafka did not acknowledge the task in time: it may or may not run. Look `task_id` up later; submitting again may run the work twice.",
+    meaning="Kafka did not acknowledge the task in time: it may or may not run. With the same idempotency key it is safe to submit it again; without one that may run the work twice, so look `task_id` up first.",
+    members=("task_id",),
+)
+IN_PROGRESS = ProblemType(
+    slug="submission-in-progress",
+    status=503,
+    title="Another request is submitting it",
+    meaning="Another request with the same idempotency or dedup key is submitting `task_id`, or died while it did; its outcome is not known yet. Send the same request again after `Retry-After`.",
+    members=("task_id",),
+)
+CANCEL_UNKNOWN = ProblemType(
+    slug="cancel-unknown",
+    status=503,
+    title="The cancel was not acknowledged in time",
+    meaning="Kafka did not acknowledge the cancel in time: the task may or may not be cancelled by it. Ask again: the answer is what is true then.",
     members=("task_id",),
 )
 NOT_ACCEPTED = ProblemType(
@@ -205,6 +233,12 @@ VIEW_UNAVAILABLE = ProblemType(
     status=503,
     title="The view does not answer",
     meaning="Cassandra does not answer, so that the task's state can't be told. Try again later.",
+)
+CLAIMS_UNAVAILABLE = ProblemType(
+    slug="claims-unavailable",
+    status=503,
+    title="Keys of submissions can't be looked up",
+    meaning="Cassandra does not answer, so nobody can tell whether the idempotency or dedup key was used before; the task was not accepted. Send the same request again after `Retry-After`.",
 )
 KEYS_UNAVAILABLE = ProblemType(
     slug="keys-unavailable",
@@ -245,6 +279,8 @@ PROBLEMS: tuple[ProblemType, ...] = (
     NOT_FOUND,
     METHOD_NOT_ALLOWED,
     BODY_TIMEOUT,
+    IDEMPOTENCY_CONFLICT,
+    NOT_CANCELLED,
     LETTER_RESOLVED,
     GENERATIONS_EXHAUSTED,
     NOT_REPLAYABLE,
@@ -257,9 +293,12 @@ PROBLEMS: tuple[ProblemType, ...] = (
     HEAD_TOO_LARGE,
     INTERNAL_ERROR,
     DELIVERY_UNKNOWN,
+    IN_PROGRESS,
+    CANCEL_UNKNOWN,
     NOT_ACCEPTED,
     TYPES_UNAVAILABLE,
     VIEW_UNAVAILABLE,
+    CLAIMS_UNAVAILABLE,
     KEYS_UNAVAILABLE,
     LOG_UNAVAILABLE,
     OVERLOADED,
@@ -286,18 +325,21 @@ class ProblemError(TasklineError):
         super().__init__(detail)
 
 
+def problem_fields(problem: ProblemError, request_id: str) -> dict[str, Any]:
+    """The problem, for `orjson.dumps`; members that are None are left out."""
+    return {
+        "type": problem.kind.uri,
+        "title": problem.kind.title,
+        "status": problem.kind.status,
+        "detail": problem.detail,
+        "instance": _INSTANCE_PREFIX + request_id,
+        **{name: value for name, value in problem.members.items() if value is not None},
+    }
+
+
 def problem_body(problem: ProblemError, request_id: str) -> bytes:
-    """The problem as JSON; members that are None are left out."""
-    return orjson.dumps(
-        {
-            "type": problem.kind.uri,
-            "title": problem.kind.title,
-            "status": problem.kind.status,
-            "detail": problem.detail,
-            "instance": _INSTANCE_PREFIX + request_id,
-            **{name: value for name, value in problem.members.items() if value is not None},
-        }
-    )
+    """The problem as JSON."""
+    return orjson.dumps(problem_fields(problem, request_id))
 
 
 def problem_response(problem: ProblemError, request_id: str) -> Response:

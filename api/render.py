@@ -10,7 +10,10 @@ import orjson
 import structlog
 from starlette.responses import Response
 
+from taskline.api.dedup import Duplicate
 from taskline.schemas.events import (
+    Cancelled,
+    CancelRequested,
     Crashed,
     DeadLettered,
     Expired,
@@ -39,6 +42,8 @@ _EVENT_NAMES: dict[type[LifecycleEvent], str] = {
     Crashed: "crashed",
     Expired: "expired",
     DeadLettered: "dead_lettered",
+    CancelRequested: "cancel_requested",
+    Cancelled: "cancelled",
 }
 
 
@@ -112,19 +117,31 @@ def history_json(history: TaskHistory) -> bytes:
 
 def accepted_json(submission: TaskSubmitted) -> bytes:
     """A `TaskAccepted`."""
-    return orjson.dumps(
-        {
-            "task_id": submission.task_id,
-            "status": "scheduled" if submission.delayed else "pending",
-            "created_at": instant(from_ms(created_at_ms(submission.task_id))),
-            "scheduled_at": None
-            if submission.not_before is None
-            else instant(from_ms(submission.not_before)),
-            "task_type": submission.task_type,
-            "priority": submission.priority,
-            "queue": submission.queue,
-        }
-    )
+    return orjson.dumps(accepted_fields(submission))
+
+
+def accepted_fields(submission: TaskSubmitted) -> dict[str, Any]:
+    """A `TaskAccepted`, for `orjson.dumps`."""
+    return {
+        "task_id": submission.task_id,
+        "status": "scheduled" if submission.delayed else "pending",
+        "created_at": instant(from_ms(created_at_ms(submission.task_id))),
+        "scheduled_at": None if submission.not_before is None else instant(from_ms(submission.not_before)),
+        "task_type": submission.task_type,
+        "priority": submission.priority,
+        "queue": submission.queue,
+    }
+
+
+def duplicate_fields(duplicate: Duplicate) -> dict[str, Any]:
+    """A `TaskDuplicate`, for `orjson.dumps`."""
+    return {
+        "task_id": duplicate.task_id,
+        "duplicate": True,
+        "task_type": duplicate.task_type,
+        "created_at": instant(from_ms(created_at_ms(duplicate.task_id))),
+        "status": None if duplicate.state is None else duplicate.state.status,
+    }
 
 
 def task_types_json(types: Iterable[TaskType]) -> bytes:
@@ -194,7 +211,7 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         "offset": placed.offset,
         "index": placed.index,
     }
-    if isinstance(event, Started | Released | Succeeded | Failed | Crashed):
+    if isinstance(event, Started | Released | Succeeded | Failed | Crashed | Cancelled):
         row["execution"] = event.execution
     if isinstance(event, Released | DeadLettered):
         row["reason"] = event.reason
@@ -205,4 +222,6 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         row["alone"] = event.alone
     if isinstance(event, RetryScheduled):
         row["next_attempt_at"] = instant(from_ms(event.due))
+    if isinstance(event, CancelRequested):
+        row["abort"] = event.abort
     return row

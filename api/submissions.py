@@ -1,122 +1,201 @@
-"""Tasks into the log on behalf of HTTP callers.
+"""Tasks into the log on behalf of HTTP callers: as they come, or once per idempotency key and dedup window.
 
-Invariant: a submission is reported as accepted only once the broker has acknowledged it, as refused only when it is certainly
-not in the log, and otherwise as unknown, with the id under which it may turn up.
+Invariant: what needs a name (an idempotency key, a dedup window) is appended only by a request that owns the claim on it
+(`taskline.api.claims`), under the id that the claim has; the claim is there before the record. So whichever step a process dies at, the
+same request sent again finds the claim, and makes the one task.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
-import structlog
-
+from taskline.api.appending import Appending, Draft, TaskTypes
+from taskline.api.claims import Claims, Wanted
+from taskline.api.dedup import Duplicate, window_name, window_of
+from taskline.api.idempotency import request_hash
 from taskline.api.models import TaskSubmission
-from taskline.api.problems import DELIVERY_UNKNOWN, NOT_ACCEPTED, ProblemError
-from taskline.errors import DeliveryFailed, DeliveryUnknown, ProducerClosed, QueueFull
+from taskline.api.problems import CLAIMS_UNAVAILABLE, DELIVERY_UNKNOWN, ProblemError
+from taskline.errors import InvalidOption
 from taskline.infra.log import AsyncLog
 from taskline.infra.role import Clock
-from taskline.infra.topics import Topics
-from taskline.producers.submission import SubmitOptions, build_submission, dispatch_record
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import TaskSubmitted
-from taskline.schemas.types import TaskType
+from taskline.schemas.ids import TaskId
 from taskline.settings import Settings
+from taskline.state.claims import Claim, ClaimKey, ClaimKind
 
-log = structlog.get_logger(__name__)
-
-# A full buffer drains within a second or not for a while.
-_RETRY_AFTER_REFUSED_SECONDS = "2"
-# By then the outcome of what was unknown is in the view, if the servers are back.
-_RETRY_AFTER_UNKNOWN_SECONDS = "10"
+_HOUR_SECONDS = 3_600
 
 
-class TaskTypes(Protocol):
-    """The registered task types: a `TypeCatalogue`, or the wiring's view of a `TypeDirectory`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """Accepted: the task is in the log."""
 
-    def get(self, name: str) -> TaskType:
-        """The task type of this name.
+    submission: TaskSubmitted
+    # An earlier request with the same idempotency key had submitted it.
+    replayed: bool = False
 
-        Raises:
-            UnknownTaskType: there is none.
-            ProblemError: the types have not been read yet.
-        """
-        ...
 
-    def names(self) -> Sequence[str]:
-        """Every name; raises as `get`."""
-        ...
+Outcome = Submitted | Duplicate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Order:
+    """One request, on its way."""
+
+    request: TaskSubmission
+    tenant: str
+    traceparent: str | None
+    window_seconds: float | None
 
 
 class Submissions:
-    """Checks, encodes and appends submissions."""
+    """Submits what the routes have read."""
 
     def __init__(
-        self, log: AsyncLog, types: TaskTypes, codec: Codec, settings: Settings, *, clock: Clock
+        self,
+        log: AsyncLog,
+        types: TaskTypes,
+        codec: Codec,
+        settings: Settings,
+        *,
+        clock: Clock,
+        claims: Claims | None = None,
     ) -> None:
-        """Append to `log`; `settings` give the topics' names, the limits, and how long to wait (api.request_timeout_seconds)."""
-        self._log = log
-        self._types = types
-        self._codec = codec
-        self._topics = Topics(namespace=settings.kafka.namespace)
-        self._producer = settings.producer
-        self._max_record_bytes = settings.topics.max_record_bytes
-        self._patience = settings.api.request_timeout_seconds
-        self._clock = clock
+        """Append to `log`, as `Appending` does; without `claims`, what needs a name is refused."""
+        self._appending = Appending(log, types, codec, settings, clock=clock)
+        self._claims = claims
+        self._key_seconds = settings.api.idempotency_hours * _HOUR_SECONDS
 
     async def submit(
         self, request: TaskSubmission, *, tenant: str, traceparent: str | None = None
-    ) -> TaskSubmitted:
-        """Returns once the broker has acknowledged the task.
+    ) -> Outcome:
+        """Returns once the broker has acknowledged the task, or another one stands for it.
 
         Raises:
             InvalidRequest: the submission is wrong (its subclasses say how); nothing was produced.
             ProblemError: not accepted, or not known to be.
         """
-        task_type = self._types.get(request.task_type)
-        options = SubmitOptions(
-            priority=request.priority,
-            timeout_seconds=request.timeout_seconds,
-            max_retries=request.max_retries,
-            tenant=tenant,
-            affinity_key=request.affinity_key,
-            delay=request.delay_seconds,
-            not_before=request.scheduled_at,
-            start_by=request.start_by,
-            traceparent=traceparent,
+        order = _Order(
+            request=request, tenant=tenant, traceparent=traceparent, window_seconds=window_of(request)
         )
-        submission = build_submission(
-            task_type, request.payload, options, now_ms=self._clock.now_ms(), settings=self._producer
+        if needs_claim(request):
+            return await self._claimed(order, self._ensure_claims())
+        draft = self._draft(order)
+        await self._appending.append(draft)
+        return Submitted(submission=draft.submission)
+
+    def draft(self, request: TaskSubmission, *, tenant: str, traceparent: str | None) -> Draft:
+        """Check and encode a submission that needs no claim, for `append_all`; raises as `submit`."""
+        order = _Order(
+            request=request, tenant=tenant, traceparent=traceparent, window_seconds=window_of(request)
         )
-        record = dispatch_record(
-            submission, self._topics, self._codec, max_record_bytes=self._max_record_bytes
+        return self._draft(order)
+
+    async def append_all(self, drafts: list[Draft]) -> list[ProblemError | None]:
+        """Append them together; what `submit` would raise, of each."""
+        return await self._appending.append_all(drafts)
+
+    async def _claimed(self, order: _Order, claims: Claims) -> Outcome:
+        request = order.request
+        asked = request_hash(request)
+        if request.idempotency_key is None:
+            # Checked before anything is claimed.
+            return await self._in_window(order, claims, self._draft(order), asked, None)
+        wanted = Wanted(
+            key=ClaimKey(tenant=order.tenant, kind=ClaimKind.IDEMPOTENCY, name=request.idempotency_key),
+            task_id=self._appending.new_id(),
+            request_hash=asked,
+            seconds=self._key_seconds,
         )
-        task_id = str(submission.task_id)
+        draft = await self._first_draft(order, claims, wanted)
+        claim, mine = await claims.hold(wanted)
+        if not mine and claim.outcome not in (None, claim.task_id):
+            return await self._duplicate(order, claims, claim.outcome or claim.task_id)
+        if draft is None or claim.task_id != wanted.task_id:
+            draft = self._draft(order, claim)
+        if not mine:
+            return Submitted(submission=draft.submission, replayed=True)
+        if order.window_seconds is None:
+            return await self._append(claims, draft, claim)
+        return await self._in_window(order, claims, draft, asked, claim)
+
+    async def _first_draft(self, order: _Order, claims: Claims, wanted: Wanted) -> Draft | None:
+        """The task as a new one, so that nothing wrong claims a key; None: it is wrong now, and was right when the key came first."""
         try:
-            async with asyncio.timeout(self._patience):
-                await self._log.append(record)
-        except (DeliveryUnknown, TimeoutError) as error:
-            log.warning("delivery unknown", task_id=task_id, topic=record.topic, error=str(error))
+            return self._draft(order, wanted)
+        except InvalidOption:
+            # Time has passed, e.g. its start_by.
+            earlier = await claims.find(wanted.key)
+            if earlier is None or earlier.request_hash != wanted.request_hash:
+                raise
+            return None
+
+    async def _in_window(
+        self, order: _Order, claims: Claims, draft: Draft, asked: bytes, outer: Claim | None
+    ) -> Outcome:
+        """Submit what has a dedup key; `outer` is the idempotency key's claim, which the request owns."""
+        task_id = draft.submission.task_id
+        wanted = Wanted(
+            key=window_name(order.request, order.tenant),
+            task_id=task_id,
+            request_hash=asked,
+            seconds=order.window_seconds or 0,
+        )
+        try:
+            claim, mine = await claims.hold(wanted, outer)
+        except ProblemError:
+            if outer is not None:
+                await claims.release(outer)
+            raise
+        if mine:
+            owned = (claim,) if outer is None else (claim, outer)
+            return await self._append(claims, draft, *owned)
+        if outer is not None:
+            await claims.settle(outer, claim.task_id)
+        if claim.task_id == task_id:
+            # The key's own task: an earlier request got as far as the log.
+            return Submitted(submission=draft.submission, replayed=True)
+        return await self._duplicate(order, claims, claim.task_id)
+
+    async def _append(self, claims: Claims, draft: Draft, *owned: Claim) -> Submitted:
+        """Append the task of claims that this request owns."""
+        try:
+            claims.check_time(*owned)
+            await self._appending.append(draft)
+        except ProblemError as problem:
+            if problem.kind is not DELIVERY_UNKNOWN:
+                for claim in owned:
+                    await claims.release(claim)
+            raise
+        for claim in owned:
+            await claims.settle(claim, draft.submission.task_id)
+        return Submitted(submission=draft.submission)
+
+    async def _duplicate(self, order: _Order, claims: Claims, first: TaskId) -> Duplicate:
+        return Duplicate(
+            task_id=first,
+            task_type=order.request.task_type,
+            state=await claims.state(first, tenant=order.tenant),
+        )
+
+    def _draft(self, order: _Order, placed: Wanted | Claim | None = None) -> Draft:
+        """The task, under the id that a claim has."""
+        return self._appending.draft(
+            order.request,
+            tenant=order.tenant,
+            traceparent=order.traceparent,
+            task_id=None if placed is None else placed.task_id,
+        )
+
+    def _ensure_claims(self) -> Claims:
+        if self._claims is None:
             raise ProblemError(
-                DELIVERY_UNKNOWN,
-                f"Kafka did not acknowledge task {task_id} in time; it may run all the same: look it up before submitting again",
-                members={"task_id": task_id},
-                headers={"retry-after": _RETRY_AFTER_UNKNOWN_SECONDS},
-            ) from error
-        except (QueueFull, DeliveryFailed, ProducerClosed) as error:
-            log.warning("not accepted", task_id=task_id, topic=record.topic, error=str(error))
-            raise ProblemError(
-                NOT_ACCEPTED,
-                f"the task was not accepted: {_WORDS[type(error)]}",
-                headers={"retry-after": _RETRY_AFTER_REFUSED_SECONDS},
-            ) from error
-        return submission
+                CLAIMS_UNAVAILABLE, "this process keeps no claims", headers={"retry-after": "2"}
+            )
+        return self._claims
 
 
-# For the caller; the log has the error's own words, which name topics and servers.
-_WORDS = {
-    QueueFull: "too many tasks wait for Kafka's acknowledgement",
-    DeliveryFailed: "Kafka refused it",
-    ProducerClosed: "this process is stopping",
-}
+def needs_claim(request: TaskSubmission) -> bool:
+    """Whether the submission has a key that another one may have had before."""
+    return request.idempotency_key is not None or request.dedup_key is not None

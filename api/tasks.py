@@ -7,21 +7,21 @@ from enum import Enum
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from taskline.api import problems
+from taskline.api import idempotency, problems
 from taskline.api.body import parse_submission, read_body
 from taskline.api.deps import ApiDeps
 from taskline.api.etag import StateAnswer
 from taskline.api.models import (
-    TaskAccepted,
     TaskHistoryView,
     TaskSubmission,
     TaskTypeList,
 )
 from taskline.api.openapi import answers, json_body, task_id_in_path
 from taskline.api.problems import BAD_REQUEST
-from taskline.api.render import JSONAnswer, accepted_json, history_json, task_types_json
+from taskline.api.render import JSONAnswer, history_json, task_types_json
 from taskline.api.state_docs import state_answers, state_parameters
 from taskline.api.state_reads import StateReads, wait_of, within
+from taskline.api.submission_answers import submission_answer, submission_answers
 from taskline.api.tenancy import ACCESS_PROBLEMS, needs, require
 from taskline.schemas.ids import TaskId, parse_task_id
 from taskline.state.keys import Scope
@@ -69,45 +69,24 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         tags=_TAGS,
         response_class=Response,
         status_code=201,
-        openapi_extra=json_body(TaskSubmission) | needs(Scope.SUBMIT),
-        responses=answers(
-            201,
-            TaskAccepted,
-            "The task is in the log and will run.",
-            problems.UNKNOWN_TASK_TYPE,
-            problems.INVALID_PAYLOAD,
-            problems.BODY_TIMEOUT,
-            problems.TOO_LARGE,
-            problems.UNSUPPORTED_MEDIA_TYPE,
-            problems.MALFORMED_BODY,
-            problems.INVALID_FIELDS,
-            problems.DELIVERY_UNKNOWN,
-            problems.NOT_ACCEPTED,
-            problems.TYPES_UNAVAILABLE,
-            *ACCESS_PROBLEMS,
-            headers={
-                "Location": {
-                    "description": "Where the task's state is read.",
-                    "schema": {"type": "string", "format": "uri-reference"},
-                }
-            },
-        ),
+        openapi_extra=json_body(TaskSubmission)
+        | needs(Scope.SUBMIT)
+        | {"parameters": [idempotency.HEADER_PARAMETER]},
+        responses=submission_answers(),
     )
     async def submit_task(request: Request) -> Response:
         """Answers 201 only after Kafka has acknowledged the task with all in-sync copies.
 
-        Submitting the same body again makes another task.
+        Submitting the same body again makes another task, unless it has an idempotency key, or a dedup key.
         """
         tenant = await require(request, Scope.SUBMIT)
         body = await read_body(request, limit_bytes=deps.max_body_bytes, timeout_seconds=timeout_seconds)
-        accepted = await deps.submissions.submit(
-            parse_submission(body), tenant=tenant, traceparent=request.headers.get("traceparent")
+        outcome = await deps.submissions.submit(
+            idempotency.with_header(parse_submission(body), request),
+            tenant=tenant,
+            traceparent=request.headers.get("traceparent"),
         )
-        return JSONAnswer(
-            accepted_json(accepted),
-            status_code=201,
-            headers={"location": f"{request.scope.get('root_path', '')}/tasks/{accepted.task_id}"},
-        )
+        return submission_answer(outcome, root_path=request.scope.get("root_path", ""))
 
     @router.get(
         "/tasks/{task_id}/history",

@@ -17,9 +17,10 @@ from cassandra import DriverException
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from taskline.api.claims import Claims
 from taskline.api.deps import ApiDeps
 from taskline.api.health import KAFKA, VIEW, Health
-from taskline.api.late import LateKeys, LateTypes, LateView
+from taskline.api.late import LateClaims, LateKeys, LateTypes, LateView
 from taskline.api.letter_desk import LateLetters, LetterDesk
 from taskline.api.limits import RateLimits
 from taskline.api.metrics import ApiMetrics
@@ -31,8 +32,9 @@ from taskline.infra.kafka.asynclog import KafkaLog
 from taskline.infra.kafka.client import client_config, new_client, translated
 from taskline.infra.kafka.fetch import KafkaRecords, RecordFetcher
 from taskline.infra.kafka.types import TypeDirectory
-from taskline.infra.role import SystemClock, process_name
+from taskline.infra.role import Clock, SystemClock, process_name
 from taskline.infra.topics import Topics
+from taskline.producers.cancelling import Canceller
 from taskline.producers.preparation import codec_of
 from taskline.producers.replayer import Replayer
 from taskline.settings import ProducerSettings, Settings
@@ -77,15 +79,25 @@ class Wiring:
             settings.model_copy(update={"producer": _bounded(settings)}), client_id="taskline-api"
         )
         self._types, self._view, self._letters = LateTypes(), LateView(), LateLetters()
-        self._keys = LateKeys()
+        self._keys, self._claims = LateKeys(), LateClaims()
         self._cleanup = AsyncExitStack()
         clock = SystemClock()
         self.deps = ApiDeps(
             settings=settings.api,
-            submissions=Submissions(self._log, self._types, self._codec, settings, clock=clock),
+            submissions=Submissions(
+                self._log,
+                self._types,
+                self._codec,
+                settings,
+                clock=clock,
+                claims=_claims(self._claims, self._view, settings, clock),
+            ),
             status=self._view,
             lists=self._view,
             types=self._types,
+            cancels=Canceller(
+                self._log, self._view, self._codec, settings, worker=process_name(), clock=clock
+            ),
             max_body_bytes=body_limit(settings.producer.max_payload_bytes),
             letters=self._letters,
             keys=self._keys,
@@ -155,6 +167,7 @@ class Wiring:
             raise Unavailable(str(error)) from error
         self._cleanup.push_async_callback(store.close)
         self._keys.source = await store.keys()
+        self._claims.source = await store.claims()
         self._view.queries = StatusReader(store, self._codec, settings.api)
         self._view.lists = TaskLists(store, self._codec)
         self._letters.desk = self._letter_desk(store)
@@ -188,6 +201,18 @@ def _bounded(settings: Settings) -> ProducerSettings:
             "delivery_timeout_seconds": min(producer.delivery_timeout_seconds, patience),
             "max_block_seconds": min(producer.max_block_seconds, _MAX_BLOCK_SECONDS),
         }
+    )
+
+
+def _claims(store: LateClaims, view: LateView, settings: Settings, clock: Clock) -> Claims:
+    producer = _bounded(settings)
+    return Claims(
+        store,
+        view,
+        patience_seconds=settings.api.request_timeout_seconds,
+        # A record may wait for room in the buffer first.
+        delivery_seconds=producer.delivery_timeout_seconds + producer.max_block_seconds,
+        clock=clock,
     )
 
 

@@ -10,6 +10,10 @@ from taskline.settings import Settings
 
 _DAY_MS = 86_400_000
 DEFAULT_QUEUE = "default"
+# How long cancel notices are kept. A worker looks older tasks than half of that up in the view instead.
+CANCEL_NOTICES_MS = _DAY_MS
+# So that what is over that age goes soon: a worker reads what is there when it starts.
+_CANCELS_SEGMENT_MS = _DAY_MS // 24
 # Kafka rolls segments by size; with sparse traffic a segment must still close to be deleted or compressed away.
 _SEGMENT_MS = 7 * _DAY_MS
 
@@ -47,6 +51,10 @@ class Topics:
     def dlq(self) -> str:
         """The topic of dead letters."""
         return f"{self.namespace}tasks.dlq"
+
+    def cancels(self, queue: str) -> str:
+        """The topic of a queue's cancel notices (one partition)."""
+        return f"{self.namespace}tasks.cancels.{queue}"
 
     @property
     def scheduled(self) -> str:
@@ -117,6 +125,16 @@ def topology(settings: Settings) -> tuple[TopicSpec, ...]:
             spec(names.dispatch(queue, priority), declared.dispatch_partitions)
             for queue in declared.queues
             for priority in Priority
+        ),
+        *(
+            spec(
+                names.cancels(queue),
+                1,
+                fixed=True,
+                retention_ms=str(CANCEL_NOTICES_MS),
+                segment_ms=str(_CANCELS_SEGMENT_MS),
+            )
+            for queue in declared.queues
         ),
         spec(names.lifecycle, declared.lanes, fixed=True),
         *(waiting(name) for name in waiting_topics(settings)),

@@ -126,6 +126,7 @@ def build_submission(
     *,
     now_ms: int,
     settings: ProducerSettings,
+    task_id: TaskId | None = None,
 ) -> TaskSubmitted:
     """Check and encode a submission, and mint its id.
 
@@ -135,6 +136,7 @@ def build_submission(
         options: what the submitter wants otherwise.
         now_ms: the creation time.
         settings: size limit and retention.
+        task_id: its id, minted at `now_ms`; None: a new one.
 
     Raises:
         InvalidOption: an option has an impossible value.
@@ -150,7 +152,8 @@ def build_submission(
     encoded, fingerprint = task_type.encode(payload)
     if len(encoded) > settings.max_payload_bytes:
         raise PayloadTooLarge(len(encoded), settings.max_payload_bytes)
-    task_id = new_task_id(now_ms)
+    if task_id is None:
+        task_id = new_task_id(now_ms)
     retain_days = settings.task_retention_days if options.retain_days is None else options.retain_days
     return TaskSubmitted(
         task_id=task_id,

@@ -211,6 +211,7 @@ _IN: dict[str, Callable[[Any], Any]] = {
     "root_id": _id_in,
     "replay_of": _id_in,
     "execution": _id_in,
+    "request_id": _id_in,
     "letter_id": _id_in,
     "replayed_as": _id_in,
     "category": ErrorCategory.read,

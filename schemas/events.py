@@ -173,6 +173,24 @@ class DeadLettered(LifecycleEvent):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequested(LifecycleEvent):
+    """Somebody asked that the task not be started again; ends it where it waits, and is history where it runs."""
+
+    request_id: TaskId
+    # True: a running execution is to be stopped, too.
+    abort: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancelled(LifecycleEvent):
+    """A worker stopped an execution, or did not begin it, since its task was to be aborted."""
+
+    ends: ClassVar[bool] = True
+
+    execution: TaskId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LifecycleEntry:
     """One encoded event in a batch, with what a store must know without decoding it."""
 
@@ -245,6 +263,15 @@ class DeadLetterResolved:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CancelNotice:
+    """Tells workers to look before they start a task."""
+
+    task_id: TaskId
+    # True: a running execution is to be stopped, too.
+    abort: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskTypeRegistered:
     """A task type, or a new payload schema of one."""
 
@@ -258,7 +285,13 @@ class TaskTypeRegistered:
 
 
 Record = (
-    TaskSubmitted | LifecycleEvent | LifecycleBatch | DeadLetter | DeadLetterResolved | TaskTypeRegistered
+    TaskSubmitted
+    | LifecycleEvent
+    | LifecycleBatch
+    | DeadLetter
+    | DeadLetterResolved
+    | CancelNotice
+    | TaskTypeRegistered
 )
 
 LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (
@@ -270,6 +303,8 @@ LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (
     Crashed,
     Expired,
     DeadLettered,
+    CancelRequested,
+    Cancelled,
 )
 RECORDS: tuple[type[Record], ...] = (
     TaskSubmitted,
@@ -277,6 +312,7 @@ RECORDS: tuple[type[Record], ...] = (
     LifecycleBatch,
     DeadLetter,
     DeadLetterResolved,
+    CancelNotice,
     TaskTypeRegistered,
 )
 

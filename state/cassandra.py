@@ -29,6 +29,7 @@ from taskline.errors import WrongTopology
 from taskline.infra.role import SystemClock
 from taskline.schemas.ids import TaskId, bucket_of, lane_of
 from taskline.settings import Settings
+from taskline.state.claims_cassandra import CassandraClaims
 from taskline.state.fold import NO_MARKS, Marks
 from taskline.state.keys_cassandra import CassandraKeys
 from taskline.state.letter_row import Letter, LetterKey, LetterWrite, ResolutionWrite
@@ -212,6 +213,14 @@ class CassandraStore:
         requests = self._ensure_requests()
         keys: CassandraKeys = await in_thread(lambda: CassandraKeys(self._session, requests, self._keyspace))
         return keys
+
+    async def claims(self) -> CassandraClaims:
+        """The claims of submissions, over this connection; raises as `keys`."""
+        requests = self._ensure_requests()
+        claims: CassandraClaims = await in_thread(
+            lambda: CassandraClaims(self._session, requests, self._keyspace)
+        )
+        return claims
 
     async def ping(self) -> None:
         """Return if the view's table answers.

@@ -19,6 +19,9 @@ Rules (each is a property test):
 - `RetryScheduled` says until when the next attempt waits, unless a later attempt has started already.
 - `DeadLettered` ends the task. So does `Expired`, except while an execution is open: then another copy of the record was dropped,
   and the execution's own end counts.
+- `CancelRequested` ends the task if it is not over and no execution is open, and is history otherwise: what waits can be withdrawn,
+  what runs (or whose worker died a moment ago) can't.
+- `Cancelled` is an abort: it closes its own execution, and ends the task unless another execution is open.
 - The first end wins for ever. Later events are history: they appear in the attempts and change no field of the state.
 - An execution id opens once; a second `Started` under it (a re-sent batch) moves nothing.
 """
@@ -34,6 +37,8 @@ from typing import Any
 from taskline.schemas.events import (
     MAX_BATCH_EVENTS,
     PROCESS_DIED,
+    Cancelled,
+    CancelRequested,
     Crashed,
     DeadLettered,
     ErrorCategory,
@@ -60,6 +65,8 @@ class Outcome(StrEnum):
     RELEASED = "released"
     # The process that ran it died.
     CRASHED = "crashed"
+    # It was aborted.
+    CANCELLED = "cancelled"
     # Its dispatch record was started again elsewhere; it has not reported since.
     SUPERSEDED = "superseded"
 
@@ -295,6 +302,17 @@ def _expired(task: _Task, event: Expired, over: bool) -> TaskStatus:
     return task.status if task.running() else TaskStatus.EXPIRED
 
 
+def _cancel_requested(task: _Task, event: CancelRequested, over: bool) -> TaskStatus:
+    return task.status if task.running() else TaskStatus.CANCELLED
+
+
+def _cancelled(task: _Task, event: Cancelled, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is not None:
+        execution.close(Outcome.CANCELLED, event.at)
+    return task.status if task.running() else TaskStatus.CANCELLED
+
+
 def _succeeded(task: _Task, event: Succeeded, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None:
@@ -320,6 +338,8 @@ _RULES: dict[type[LifecycleEvent], Callable[[_Task, Any, bool], TaskStatus]] = {
     Crashed: _crashed,
     Expired: _expired,
     DeadLettered: _dead_lettered,
+    CancelRequested: _cancel_requested,
+    Cancelled: _cancelled,
 }
 
 

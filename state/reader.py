@@ -13,10 +13,10 @@ import structlog
 from taskline.errors import TaskNotFound
 from taskline.infra.role import Clock, SystemClock
 from taskline.schemas.codec import Codec
-from taskline.schemas.events import TaskSubmitted
+from taskline.schemas.events import CancelRequested, LifecycleEvent, TaskSubmitted
 from taskline.schemas.ids import TaskId, created_at_ms
 from taskline.settings import ApiSettings
-from taskline.state.fold import TaskHistory, history
+from taskline.state.fold import TaskHistory, fold, history
 from taskline.state.status import TaskState
 from taskline.state.store import StoredTask, ViewStore
 from taskline.state.stored import events_of, state_of
@@ -55,6 +55,16 @@ class StatusReader:
         """The task's state, executions and events; waits and raises as `get`."""
         submission, stored = await self._visible(task_id, tenant)
         return history(submission, events_of(self._codec, stored), stored.marks)
+
+    async def after_request(self, task_id: TaskId, request_id: TaskId, *, tenant: str) -> TaskState | None:
+        """The task's state right after a CancelRequested; None: that is not in the view yet. Waits and raises as `get`."""
+        submission, stored = await self._visible(task_id, tenant)
+        before: list[LifecycleEvent] = []
+        for placed in events_of(self._codec, stored):
+            before.append(placed.event)
+            if isinstance(placed.event, CancelRequested) and placed.event.request_id == request_id:
+                return fold(submission, before, stored.marks)
+        return None
 
     async def _visible(self, task_id: TaskId, tenant: str) -> tuple[TaskSubmitted, StoredTask]:
         """The stored task once its submission is there, if it is this tenant's."""

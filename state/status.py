@@ -7,7 +7,8 @@
                   running ◄── Started ────── failed ── DeadLettered ──► dead
 
 `failed` waits for the next attempt (`next_attempt_at`), unless a dead letter follows.
-`cancelled` and `expired` are reached from what waits (scheduled, pending, failed), never from running. An end state has no moves:
+`expired` is reached from what waits (scheduled, pending, failed), never from running; so is `cancelled`, unless a running execution was
+aborted. An end state has no moves:
 the first one that a task's lane reaches is its state for ever. `completed` is also reached from what waits: an
 execution that was released or superseded may still report that its work was done (see `taskline.state.fold`).
 """
@@ -20,6 +21,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from taskline.schemas.events import (
+    Cancelled,
+    CancelRequested,
     Crashed,
     DeadLettered,
     ErrorCategory,
@@ -70,7 +73,14 @@ TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.SCHEDULED: _ENDS_OF_WAITING | {TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.FAILED},
     TaskStatus.PENDING: _ENDS_OF_WAITING | {TaskStatus.RUNNING, TaskStatus.FAILED},
     TaskStatus.RUNNING: frozenset(
-        {TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.COMPLETED, TaskStatus.DEAD}
+        {
+            TaskStatus.PENDING,
+            TaskStatus.FAILED,
+            TaskStatus.COMPLETED,
+            TaskStatus.DEAD,
+            # Aborted.
+            TaskStatus.CANCELLED,
+        }
     ),
     TaskStatus.FAILED: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
     TaskStatus.COMPLETED: frozenset(),
@@ -91,6 +101,9 @@ STATUS_AFTER: Mapping[type[LifecycleEvent], TaskStatus] = {
     Crashed: TaskStatus.FAILED,
     Expired: TaskStatus.EXPIRED,
     DeadLettered: TaskStatus.DEAD,
+    # Nearly always asked of what waits; of what runs it is refused, and the column says so until the next event.
+    CancelRequested: TaskStatus.CANCELLED,
+    Cancelled: TaskStatus.CANCELLED,
 }
 
 

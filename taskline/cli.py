@@ -16,15 +16,19 @@ from taskline.settings import load_settings
 # command → (module that defines it, its attribute there, the extra it needs, one line of help)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "api": ("taskline.api.cli", "api", "api", "Serve the HTTP API."),
+    "cancel": ("taskline.client.cli", "cancel", "client", "Withdraw a task (HTTP API)."),
     "delay": ("taskline.processors.delay_cli", "delay", "", "Move what waits to where it is due."),
     "dlq": ("taskline.producers.dlq_cli", "dlq", "view", "Look at dead letters, replay and discard them."),
     "keys": ("taskline.api.keys_cli", "keys", "api", "Make, list and revoke API keys."),
+    "list": ("taskline.client.cli", "list_", "client", "List tasks, newest first (HTTP API)."),
     "local": ("taskline.infra.local.cli", "local", "local", "Run Kafka and Cassandra on this machine."),
     "projector": ("taskline.processors.cli", "projector", "projector", "Fold the log into the view."),
+    "status": ("taskline.client.cli", "status", "client", "Show a task's state (HTTP API)."),
     "submit": ("taskline.producers.cli", "submit", "", "Submit one task."),
     "topics": ("taskline.infra.kafka.cli", "topics", "", "Create, check and describe the topics."),
     "types": ("taskline.infra.kafka.types_cli", "types", "", "Register and list task types."),
     "view": ("taskline.state.cli", "view", "view", "Create and check the view's tables."),
+    "wait": ("taskline.client.cli", "wait", "client", "Wait until a task has ended (HTTP API)."),
     "worker": ("taskline.workers.cli", "worker", "", "Run the handlers of a registry."),
 }
 # Exit status of a command line or a setting that can't be right (sysexits: EX_USAGE is 64; click uses 2).

@@ -21,7 +21,7 @@ from taskline.errors import InvalidSettings, did_you_mean, nearest
 ENV_PREFIX = "TASKLINE_"
 CONFIG_FILE = "taskline.toml"
 # Variables of the same prefix that are not settings: where to look, not what to do.
-_NOT_SETTINGS = frozenset({"TASKLINE_CACHE_DIR", "TASKLINE_CONFIG"})
+_NOT_SETTINGS = frozenset({"TASKLINE_API_KEY", "TASKLINE_API_URL", "TASKLINE_CACHE_DIR", "TASKLINE_CONFIG"})
 # Variables of the project's own tests.
 _TEST_PREFIX = "TASKLINE_TEST_"
 
@@ -249,6 +249,10 @@ class WorkerSettings(_Section):
     threads: int = Field(
         16, ge=1, le=1_000, description='Threads for plain handlers that ask for them (isolation="thread").'
     )
+    cancels: bool = Field(
+        True,
+        description="Whether a worker looks for cancel notices between an attempt's Started and its handler, which costs an idle worker about a millisecond per pickup. false: cancelled tasks run all the same, and tasks that have waited over 12 hours are not looked up in the view.",
+    )
     retry_base_seconds: float = Field(
         10.0,
         ge=0,
@@ -404,6 +408,17 @@ class ApiSettings(_Section):
         3_600.0,
         ge=0,
         description="While Cassandra does not answer: how long a key that was read before goes on working. Longer: submissions outlast longer outages; a revoked key does too.",
+    )
+    idempotency_hours: float = Field(
+        24.0,
+        ge=0.1,
+        le=24 * 30,
+        description="How long an idempotency key is remembered. Longer: retries are safe for longer; each key is a row of some 200 bytes in Cassandra.",
+    )
+    max_batch_bytes: int = Field(
+        4_194_304,
+        ge=1_024,
+        description="Largest body of POST /tasks/batch. Larger: fewer requests for many large payloads; each holds as much memory, and a multiple while it is read.",
     )
     rate_limit_storage: SecretStr = Field(
         SecretStr("memory://"),

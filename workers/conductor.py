@@ -4,6 +4,8 @@ Invariant, and the order of every execution: Started is acknowledged before the 
 from it (the next attempt, the dead letter), is acknowledged before the record's offset counts as done. So a crash at any point leaves
 either a task that nobody has finished, and that runs again, or one whose end is in the log.
 
+Between Started and the handler stands the gate (`cancels`), if there is one: what it does not let through is not run.
+
 One way leads back: an execution whose process died of something that ran beside it has no outcome. Its record is not done; the
 engine runs it again, alone.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
@@ -21,6 +23,7 @@ from taskline.schemas.events import ErrorCategory
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
 from taskline.workers.admission import Admitted, Rejected
+from taskline.workers.cancels import FRESH_SECONDS, CancelGate, Verdict
 from taskline.workers.context import TaskContext
 from taskline.workers.execution import Execution, Phase
 from taskline.workers.executor import ChildDied, EncodedResult, HandlerFailed
@@ -39,6 +42,22 @@ _MS = 1_000
 _OUTCOMES = {ErrorCategory.TIMEOUT: "timed_out", ErrorCategory.CRASH: "crashed"}
 
 
+class SlotHost(Protocol):
+    """What the conductor needs of the engine."""
+
+    def handler_over(self, run: Execution) -> None:
+        """The handler has ended, or is waited for no longer."""
+        ...
+
+    def step_aside(self, run: Execution) -> None:
+        """The execution waits for something else than its slot, and gives it away; nothing if it has none."""
+        ...
+
+    async def step_back(self, run: Execution) -> None:
+        """Return when the execution has a slot again."""
+        ...
+
+
 class Conductor:
     """Takes executions all the way; holds nothing between them."""
 
@@ -47,6 +66,7 @@ class Conductor:
         self._clock = ports.clock
         self._rng: random.Random = ports.rng
         self._recorder = recorder
+        self._gate = ports.cancels
         self._default_limit = settings.default_timeout_seconds
         self._max_result_bytes = settings.max_result_bytes
         self._poison_deaths = settings.poison_deaths
@@ -56,19 +76,82 @@ class Conductor:
             cap_seconds=settings.retry_cap_seconds,
         )
 
-    async def perform(self, run: Execution, slot_free: Callable[[], None]) -> None:
-        """Started, handler, outcome, done. `slot_free` is called once the handler is over."""
+    async def perform(self, run: Execution, host: SlotHost) -> None:
+        """Started, handler, outcome, done."""
         admitted = run.admitted
         assert admitted is not None  # noqa: S101 - the engine's own doing
-        run.opened = True
-        await self._recorder.started(run, admitted)
-        run.phase = Phase.RUNNING
-        await self._handle(run, admitted)
-        run.phase = Phase.SETTLING
-        slot_free()
-        await self._settle(run, admitted)
+        while (verdict := await self._open(run, admitted, host)) is Verdict.RUN:
+            run.phase = Phase.RUNNING
+            await self._handle(run, admitted)
+            if not run.stale:
+                break
+            run.reopen()
+        if verdict is Verdict.RUN:
+            run.phase = Phase.SETTLING
+            host.handler_over(run)
+            await self._settle(run, admitted)
+        elif verdict is Verdict.ABORT:
+            metrics.tasks(admitted.task.name, "cancelled").inc()
+            await self._recorder.cancelled(run, admitted)
+        else:
+            metrics.tasks(admitted.task.name, "dropped").inc()
+            log.info("task is over (cancelled, most likely); not run", **run.facts())
         if not run.again:
             run.waiting.assignment.complete(run.position.offset)
+
+    def abort(self, run: Execution) -> None:
+        """Stop a handler, since its task is to be cancelled; what it does of itself meanwhile is its outcome all the same."""
+        executor, handler = run.executor, run.handler
+        if (
+            run.phase is not Phase.RUNNING
+            or run.aborted
+            or executor is None
+            or handler is None
+            or handler.done()
+            or not executor.interruptible
+        ):
+            return
+        run.aborted = True
+        # One that has not had its first turn ends without a word.
+        handler.add_done_callback(lambda _: _ended_unsaid(run))
+        handler.cancel()
+        asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, self._leave_behind, run)
+
+    async def _open(self, run: Execution, admitted: Admitted, host: SlotHost) -> Verdict:
+        """Started, and what follows from what is in the lane before it; never AGAIN."""
+        while True:
+            run.opened = True
+            await self._recorder.started(run, admitted)
+            if self._gate is None:
+                return Verdict.RUN
+            verdict = await self._pass(self._gate, run, admitted, host)
+            if verdict is not Verdict.AGAIN:
+                return verdict
+            run.reopen()
+
+    async def _pass(self, gate: CancelGate, run: Execution, admitted: Admitted, host: SlotHost) -> Verdict:
+        """What the gate says; an execution that may run has its slot, and one that was looked up has waited without."""
+        loop = asyncio.get_running_loop()
+        submission = admitted.submission
+        run.checked_at = loop.time()
+        if await gate.named(submission.task_id):
+            host.step_aside(run)
+            verdict, run.checked_at = await gate.judge(run.id, submission)
+            if verdict is not Verdict.RUN:
+                return verdict
+        await host.step_back(run)
+        while loop.time() - run.checked_at > FRESH_SECONDS:
+            # It had to wait for a slot. Asked again with the slot in hand, or it might wait so for ever; but not at any length.
+            try:
+                async with asyncio.timeout(FRESH_SECONDS):
+                    verdict, run.checked_at = await gate.judge(run.id, submission)
+            except TimeoutError:
+                host.step_aside(run)
+                verdict, run.checked_at = await gate.judge(run.id, submission)
+            if verdict is not Verdict.RUN:
+                return verdict
+            await host.step_back(run)
+        return Verdict.ABORT if gate.aborts(submission.task_id) else Verdict.RUN
 
     async def expire(self, run: Execution) -> None:
         """A task that is not worth starting any more: its end, done."""
@@ -135,7 +218,9 @@ class Conductor:
         run.ended.set_result(None)
         metrics.ABANDONED.labels(run.admitted.task.name).inc()
         log.error(
-            "handler still runs after its time limit; its task is counted as failed",
+            "handler still runs although it was stopped; its task is counted as cancelled"
+            if run.aborted
+            else "handler still runs after its time limit; its task is counted as failed",
             interruptible=run.executor.interruptible,
             **run.facts(),
         )
@@ -145,6 +230,10 @@ class Conductor:
         error, run.error = run.error, None
         name = admitted.task.name
         failure: Failure | None = None
+        if run.aborted and (run.left_behind or isinstance(error, asyncio.CancelledError | ChildDied)):
+            metrics.tasks(name, "cancelled").inc()
+            await self._recorder.cancelled(run, admitted)
+            return
         if run.left_behind or (run.timed_out and isinstance(error, asyncio.CancelledError | ChildDied)):
             # Whatever else a handler does when its time is up (return, or fail in its own way) is its outcome.
             failure = timed_out(run.limit_seconds)
@@ -208,6 +297,10 @@ class Conductor:
 async def _guarded(run: Execution, admitted: Admitted, ctx: TaskContext) -> None:
     """The handler in an asyncio task of its own; whatever it raises ends here, SystemExit and KeyboardInterrupt too."""
     assert run.executor is not None and run.ended is not None  # noqa: S101, PT018 - set by the caller
+    if run.checked_at is not None and asyncio.get_running_loop().time() - run.checked_at > FRESH_SECONDS:
+        run.stale = True
+        run.ended.set_result(None)
+        return
     try:
         payload = admitted.value if run.executor.remote else admitted.payload
         run.result = await run.executor.run(admitted.task, payload, ctx)
@@ -216,3 +309,9 @@ async def _guarded(run: Execution, admitted: Admitted, ctx: TaskContext) -> None
     finally:
         if not run.ended.done():
             run.ended.set_result(None)
+
+
+def _ended_unsaid(run: Execution) -> None:
+    if run.ended is not None and not run.ended.done():
+        run.error = asyncio.CancelledError()
+        run.ended.set_result(None)

@@ -1,7 +1,8 @@
 """The worker's engine: records in, handlers run, outcomes and offsets out. Knows neither Kafka nor threads.
 
 Invariants:
-- A slot is taken before Started is appended, and only then: what is buffered has not been started.
+- A slot is taken before Started is appended, and only then: what is buffered has not been started. It is given away and taken again
+  while an execution waits to hear whether its task was cancelled (`step_aside`).
 - An offset is done only when its outcome is acknowledged (`conductor`), and only while its partition is ours (`feed`).
 - Nothing waits without a bound in memory: the buffer by worker.prefetch, a partition's window by worker.window, running
   handlers by the slots, unacknowledged outcomes by MAX_UNSETTLED_PER_SLOT.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +26,7 @@ from taskline.infra.log import Position
 from taskline.infra.tiers import Tiers
 from taskline.infra.topics import Topics
 from taskline.schemas.events import Priority
+from taskline.schemas.ids import TaskId
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
 from taskline.workers.admission import Rejected, Undecodable
@@ -85,6 +88,11 @@ class WorkerEngine:
         # Those of them that need no slot any more, or never did.
         self._unsettled = 0
         self._max_unsettled = max(_LEAST_MAX_UNSETTLED, MAX_UNSETTLED_PER_SLOT * settings.concurrency)
+        # What waits off its slot; and who of them may have one again, the oldest first.
+        self._aside: set[Execution] = set()
+        self._returning: deque[tuple[Execution, Future[None]]] = deque()
+        if ports.cancels is not None:
+            ports.cancels.listen(self._abort)
         self._pump_due = False
         self._stopping = False
         self._failure: Exception | None = None
@@ -162,7 +170,8 @@ class WorkerEngine:
         if self._stopping:
             return
         try:
-            while self._slots.free and self._unsettled < self._max_unsettled:
+            self._readmit()
+            while self._slots.free and self._unsettled + len(self._aside) < self._max_unsettled:
                 run = self._lobby.next()
                 if run is None:
                     break
@@ -183,7 +192,7 @@ class WorkerEngine:
         assert run.executor is not None  # noqa: S101 - what has none is refused
         self._slots.take(run.executor)
         run.slot = True
-        self._launch(run, self._conductor.perform(run, partial(self._handler_over, run)))
+        self._launch(run, self._conductor.perform(run, self))
 
     def _refusal(self, run: Execution) -> Coroutine[Any, Any, None] | None:
         """The way of what needs no slot, since its handler is not run; None: it is."""
@@ -201,14 +210,54 @@ class WorkerEngine:
         run.outer = asyncio.get_running_loop().create_task(way)
         run.outer.add_done_callback(partial(self._over, run))
 
-    def _handler_over(self, run: Execution) -> None:
-        """The handler has ended, or is waited for no longer: its slot goes, its outcome is on the way."""
+    # ---- SlotHost: what the conductor asks for ------------------------------------------------------------------
+
+    def handler_over(self, run: Execution) -> None:
+        """See `SlotHost`: its slot goes, its outcome is on the way."""
         self._unsettled += 1
         self._give_slot(run)
+
+    def step_aside(self, run: Execution) -> None:
+        """See `SlotHost`."""
+        self._aside.add(run)
+        self._give_slot(run)
+
+    async def step_back(self, run: Execution) -> None:
+        """See `SlotHost`."""
+        if run in self._aside:
+            admitted: Future[None] = asyncio.get_running_loop().create_future()
+            self._returning.append((run, admitted))
+            self._schedule_pump()
+            await admitted
+
+    def _readmit(self) -> None:
+        """Give free slots to those who had one before."""
+        for _ in range(len(self._returning)):
+            run, admitted = self._returning.popleft()
+            assert run.executor is not None  # noqa: S101 - it had a slot
+            if admitted.done():
+                # Handed back meanwhile.
+                continue
+            if self._slots.free and self._slots.room(run.executor):
+                self._slots.take(run.executor)
+                run.slot = True
+                self._aside.discard(run)
+                admitted.set_result(None)
+            else:
+                self._returning.append((run, admitted))
+
+    def _abort(self, task_id: TaskId) -> None:
+        """Stop what runs of a task."""
+        for run in self._running:
+            if run.admitted is not None and run.admitted.submission.task_id == task_id:
+                self._conductor.abort(run)
+
+    # ---- the end of an execution --------------------------------------------------------------------------------
 
     def _over(self, run: Execution, outer: asyncio.Task[None]) -> None:
         """The record is done, or handed back."""
         self._running.discard(run)
+        self._aside.discard(run)
         if run.phase is Phase.SETTLING:
             self._unsettled -= 1
         self._give_slot(run)
@@ -308,6 +357,7 @@ class WorkerEngine:
             in_flight += sum(assignment.tracker.unfinished for assignment in feed.assignments)
         metrics.IN_FLIGHT.set(in_flight)
         metrics.SLOTS_USED.set(self._slots.used)
+        metrics.ASIDE.set(len(self._aside))
 
 
 async def _settled(futures: Sequence[Future[Position]], timeout_seconds: float) -> None:

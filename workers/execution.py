@@ -39,9 +39,11 @@ class Execution:
     """The state of one record on its way; changed by the conductor and the engine only."""
 
     __slots__ = (
+        "aborted",
         "admitted",
         "again",
         "buffered",
+        "checked_at",
         "ended",
         "error",
         "executor",
@@ -57,6 +59,7 @@ class Execution:
         "refused",
         "result",
         "slot",
+        "stale",
         "suspect",
         "timed_out",
         "waiting",
@@ -91,6 +94,12 @@ class Execution:
         self.phase = Phase.SETTLING if admitted is None else Phase.STARTING
         # True: a Started of it may be in the log.
         self.opened = False
+        # When it was known, by the loop's clock, that it may begin; None: nobody asked.
+        self.checked_at: float | None = None
+        # True: that was too long ago when it was about to begin, so it did not.
+        self.stale = False
+        # True: its handler was stopped since its task is to be cancelled.
+        self.aborted = False
         # True: it holds a slot.
         self.slot = False
         # The asyncio task that takes the record all the way, and the handler's own.
@@ -106,6 +115,12 @@ class Execution:
         # What the handler returned, or raised.
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def reopen(self) -> None:
+        """Become another execution of the same record, which is opened anew."""
+        self.id = _random_id()
+        self.phase = Phase.STARTING
+        self.stale = False
 
     @property
     def position(self) -> Position:

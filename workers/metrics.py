@@ -15,7 +15,7 @@ _PICKUP_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30, 120, 60
 
 TASKS = Counter(
     "taskline_worker_tasks",
-    "Executions that ended, by outcome: succeeded, failed, timed_out, crashed, released.",
+    "Executions that ended, by outcome: succeeded, failed, timed_out, crashed, released, cancelled (aborted), dropped (its task was over).",
     ["task_type", "outcome"],
 )
 HANDLER_SECONDS = Histogram(
@@ -63,6 +63,14 @@ DEATHS = Counter(
     "taskline_worker_handler_deaths",
     "Executions whose process died under them: alone (the task's own doing), or beside others.",
     ["task_type", "alone"],
+)
+LOOKED_UP = Counter(
+    "taskline_worker_looked_up",
+    "Executions whose task was looked up in the view before they began, since it may have been cancelled.",
+)
+ASIDE = Gauge(
+    "taskline_worker_aside",
+    "Executions that wait, off their slots, for the view to say whether they may begin.",
 )
 DUPLICATES = Counter(
     "taskline_worker_duplicates",

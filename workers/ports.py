@@ -13,6 +13,7 @@ from taskline.infra.role import Clock
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import Priority
 from taskline.workers.admission import WriterSchemas
+from taskline.workers.cancels import CancelGate
 from taskline.workers.executor import Executor, InlineExecutor
 
 
@@ -30,6 +31,8 @@ class WorkerPorts:
     # Finds the schemas that payloads were written under: a TypeCatalogue or a TypeDirectory's.
     types: WriterSchemas
     clock: Clock
+    # Keeps cancelled tasks from being run; None: they are not looked for.
+    cancels: CancelGate | None = None
     # For the jitter of retries.
     rng: random.Random = field(default_factory=random.Random)
     # Runs `async def` handlers.

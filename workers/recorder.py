@@ -21,6 +21,7 @@ from taskline.infra.tiers import Tiers, delayed
 from taskline.infra.topics import Topics
 from taskline.schemas.events import (
     AttemptError,
+    Cancelled,
     Crashed,
     DeadLetter,
     DeadLettered,
@@ -147,6 +148,11 @@ class Recorder:
             await self._events(over)
         else:
             await self._events(self._failed(run, admitted, failure), over)
+
+    async def cancelled(self, run: Execution, admitted: Admitted) -> None:
+        """The execution was stopped, or not begun, since its task was to be aborted."""
+        log.info("task aborted", **run.facts())
+        await self._events(Cancelled(**self._common(admitted.submission, admitted.attempt), execution=run.id))
 
     def released(self, run: Execution, reason: str) -> Future[Position]:
         """An execution was handed back unfinished; appended once, since a missing Released does no harm."""

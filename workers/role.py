@@ -19,6 +19,7 @@ from taskline.infra.available import Stopped, when_available
 from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
+from taskline.infra.kafka.cancel_notices import KafkaNotices
 from taskline.infra.kafka.consumer import IntakeOptions
 from taskline.infra.kafka.intake import KafkaIntake
 from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
@@ -31,6 +32,8 @@ from taskline.schemas.codec import Codec
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
+from taskline.workers.cancel_view import LateView
+from taskline.workers.cancels import CancelGate
 from taskline.workers.child import ChildConfig
 from taskline.workers.children import ProcessExecutor
 from taskline.workers.children_loop import LoopExecutor
@@ -107,6 +110,9 @@ async def run_worker(
         directory = await there(partial(_directory, settings, codec))
         cleanup.push_async_callback(asyncio.to_thread, directory.close)
         await there(partial(directory.register, registry.types))
+        gate = None
+        if settings.worker.cancels:
+            gate = await _gate(settings, codec, topics.cancels(queue), name, stop=stop, cleanup=cleanup)
         # Events gather in their lanes already; a second wait in the client would only delay each start.
         kafka_log = KafkaLog(settings, client_id=name, linger_ms=0.0)
         cleanup.push_async_callback(kafka_log.close, _FLUSH_SECONDS)
@@ -127,6 +133,7 @@ async def run_worker(
             codec=codec,
             types=directory,
             clock=SystemClock(),
+            cancels=gate,
             **_executors(settings, server),
         )
         engine = WorkerEngine(
@@ -190,6 +197,38 @@ def _executors(settings: Settings, server: ForkServer | None) -> _Executors:
         "inline": inline,
         "threads": threads,
     }
+
+
+async def _gate(
+    settings: Settings,
+    codec: Codec,
+    topic: str,
+    name: str,
+    *,
+    stop: asyncio.Event,
+    cleanup: contextlib.AsyncExitStack,
+) -> CancelGate:
+    """The gate, once the notices of a day have been read.
+
+    Raises:
+        Stopped: `stop` came first.
+        WrongTopology: there is no such topic.
+    """
+    view = LateView(settings)
+    cleanup.push_async_callback(view.close)
+
+    async def follow() -> CancelGate:
+        notices = KafkaNotices(settings.kafka, topic, codec, client_id=name)
+        gate = CancelGate(notices, view, codec, SystemClock())
+        try:
+            await notices.start(gate.heard)
+        except BaseException:
+            await notices.close()
+            raise
+        cleanup.push_async_callback(notices.close)
+        return gate
+
+    return await when_available(follow, stop, pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS), what="Kafka")
 
 
 async def _either(done: asyncio.Future[None], stop: asyncio.Event) -> None:

@@ -116,7 +116,7 @@ def check_topology(
 
     Args:
         settings: what is declared, and where.
-        queues: the queues whose dispatch topics *and* worker groups the role needs, besides the topics that have no
+        queues: the queues whose topics *and* worker groups the role needs, besides the topics that have no
             queue; None: every declared topic and no group (what the projector and the API need).
         delays: whether the role forwards what waits, so that the delay group must have its places.
         timeout_seconds: for each request.
@@ -194,13 +194,13 @@ def _may_grow(spec: TopicSpec, observed: ObservedTopic) -> bool:
 
 
 def _needed(settings: Settings, queues: Collection[str]) -> list[TopicSpec]:
-    """The declared topics without the dispatch topics of other queues."""
+    """The declared topics without those of other queues."""
     names = Topics(namespace=settings.kafka.namespace)
     others = {
-        names.dispatch(queue, priority)
+        topic
         for queue in settings.topics.queues
         if queue not in queues
-        for priority in Priority
+        for topic in (names.cancels(queue), *(names.dispatch(queue, priority) for priority in Priority))
     }
     return [spec for spec in topology(settings) if spec.name not in others]
 

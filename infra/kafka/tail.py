@@ -138,18 +138,30 @@ class Tail:
         # client that is kept: after a broker's restart it insists on the leader that it knew, for minutes.
         partition = TopicPartition(self._topic, 0)
         with admin_client(self._kafka) as admin:
-            answers = ask(
-                lambda seconds: admin.list_offsets({partition: OffsetSpec.latest()}, request_timeout=seconds),
-                f"reading the end of {self._topic}",
-                timeout_seconds,
-            )
-        return int(next(iter(answers.values())).offset)
+
+            def bound(spec: OffsetSpec) -> int:
+                answers = ask(
+                    lambda seconds: admin.list_offsets({partition: spec}, request_timeout=seconds),
+                    f"reading the bounds of {self._topic}",
+                    timeout_seconds,
+                )
+                return int(next(iter(answers.values())).offset)
+
+            # In this order: what is appended in between can't hide what was there.
+            end = bound(OffsetSpec.latest())
+            begin = bound(OffsetSpec.earliest())
+        # A topic whose records were all deleted in time has an end, and nothing that leads up to it.
+        return end if begin < end else 0
 
     def _run(self, consumer: Consumer) -> None:
         try:
             consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
             while not self._stopping.is_set():
-                for message in consumer.consume(_POLL_RECORDS, _POLL_SECONDS):
+                # `consume` alone would wait for a whole batch, and hand a lone record over late.
+                first = consumer.poll(_POLL_SECONDS)
+                if first is None:
+                    continue
+                for message in (first, *consumer.consume(_POLL_RECORDS, 0)):
                     self._handle(consumer, message)
         except Exception:
             # Without this thread nothing new would ever be seen again, and nobody would say so.

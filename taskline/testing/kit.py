@@ -22,6 +22,7 @@ import orjson
 from taskline.infra.log import HEADER_CAUSE, Headers, InRecord, OutRecord, Position
 from taskline.infra.topics import Topics, topology
 from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle
+from taskline.producers.cancelling import Cancellation, Canceller
 from taskline.producers.replay import Edit
 from taskline.producers.replayer import Handled, Replayer
 from taskline.producers.submission import OptionFields
@@ -155,6 +156,15 @@ class InMemoryTaskline:
     def history(self, task_id: TaskId, *, tenant: str = "default") -> TaskHistory:
         """The task's state, executions and events."""
         return self._call(self._reader.history(task_id, tenant=tenant))
+
+    def cancel(self, task_id: TaskId, *, running: bool = False, tenant: str = "default") -> Cancellation:
+        """Cancel a task, as `DELETE /tasks/{task_id}`; `running`: as with `?running=abort`.
+
+        Raises:
+            TaskNotFound: unknown, or another tenant's.
+            DeliveryError: the log did not acknowledge it.
+        """
+        return self._call(self._canceller.cancel(task_id, tenant=tenant, abort=running))
 
     # ---- time --------------------------------------------------------------------------------------------
 
@@ -383,6 +393,14 @@ class InMemoryTaskline:
             self._log, self.settings, self._world.types, clock=self.clock, codec=asked.codec
         )
         self._reader = StatusReader(self.view, asked.codec, self.settings.api, clock=self.clock)
+        self._canceller = Canceller(
+            self._log,
+            self._reader,
+            asked.codec,
+            self.settings,
+            worker="memory-caller",
+            clock=self.clock,
+        )
         self._letters = DeadLetters(self.view, self.settings, self.clock)
         self._replayer = Replayer(
             self._log,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.tiers import Tiers
 from taskline.schemas.events import Priority
+from taskline.testing.cancels import MemoryNotices
 from taskline.testing.role import MemoryRole
 from taskline.testing.world import World
+from taskline.workers.cancels import CancelGate
 from taskline.workers.engine import WorkerEngine
 from taskline.workers.executor import InlineExecutor
 from taskline.workers.ports import WorkerPorts
@@ -39,6 +41,12 @@ class MemoryWorker(MemoryRole):
     async def _run(self) -> None:
         world, settings = self._world, self._world.settings
         log, topics = self._log(), world.topics
+        gate, notices = None, None
+        if settings.worker.cancels:
+            notices = MemoryNotices(world.broker, topics.cancels(self.queue), world.codec, world.clock)
+            self._process.tie(notices.sever)
+            gate = CancelGate(notices, world.view, world.codec, world.clock)
+            await notices.start(gate.heard)
         intakes = {
             priority: self._intake(
                 topics.worker_group(self.queue, priority), topics.dispatch(self.queue, priority)
@@ -58,6 +66,7 @@ class MemoryWorker(MemoryRole):
             codec=world.codec,
             types=world.types,
             clock=world.clock,
+            cancels=gate,
             coroutines=InlineExecutor(world.clock),
             functions=InlineExecutor(),
         )
@@ -70,5 +79,7 @@ class MemoryWorker(MemoryRole):
             worker=self.name,
         )
         await engine.run(self._stop)
+        if notices is not None:
+            await notices.close()
         await ports.lifecycle.flush()
         await log.close()

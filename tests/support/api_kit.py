@@ -12,15 +12,18 @@ import httpx
 import orjson
 
 from taskline.api import ApiDeps, ApiMetrics, Health, Submissions, create_app
+from taskline.api.claims import Claims
 from taskline.api.limits import RateLimits
 from taskline.errors import UnknownTaskType
 from taskline.infra.log import OutRecord, Position
+from taskline.producers.cancelling import Canceller
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import LifecycleEvent, Priority, TaskSubmitted, sequence_of
 from taskline.schemas.ids import TaskId
 from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
 from taskline.settings import ApiSettings, ProducerSettings, Settings
+from taskline.state.claims_memory import MemoryClaims
 from taskline.state.keys import KeyReader
 from taskline.state.keys_memory import MemoryKeys
 from taskline.state.listing import Filter, Slice
@@ -51,8 +54,13 @@ TYPES = (
 
 
 class FixedClock:
+    """Moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
     def now_ms(self) -> int:
-        return NOW_MS
+        return self.ms
 
 
 class FakeLog:
@@ -154,15 +162,22 @@ class Api:
             producer=ProducerSettings(max_payload_bytes=MAX_PAYLOAD_BYTES),
         )
         self.log, self.store, self.types = FakeLog(), FakeStore(), FakeTypes(TYPES)
-        clock, self.metrics = FixedClock(), ApiMetrics()
+        self.clock = clock = FixedClock()
+        self.metrics = ApiMetrics()
+        self.claims = MemoryClaims()
+        lists = TaskLists(self.store, CODEC, clock)
+        patience = settings.api.request_timeout_seconds
+        claims = Claims(self.claims, lists, patience_seconds=patience, delivery_seconds=patience, clock=clock)
         self.health = Health()
         for name in ("kafka", "view"):
             self.health.report(name, up=True)
+        status = StatusReader(self.store, CODEC, settings.api, clock=clock)
         self.deps = ApiDeps(
             settings=settings.api,
-            submissions=Submissions(self.log, self.types, CODEC, settings, clock=clock),
-            status=StatusReader(self.store, CODEC, settings.api, clock=clock),
-            lists=TaskLists(self.store, CODEC, clock),
+            submissions=Submissions(self.log, self.types, CODEC, settings, clock=clock, claims=claims),
+            status=status,
+            cancels=Canceller(self.log, status, CODEC, settings, worker="api", clock=clock),
+            lists=lists,
             types=self.types,
             max_body_bytes=MAX_BODY_BYTES,
             keys=keys or MemoryKeys(),

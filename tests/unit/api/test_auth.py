@@ -34,6 +34,7 @@ SCOPES = {
     "getTask": Scope.READ,
     "getTaskHistory": Scope.READ,
     "listTaskTypes": Scope.READ,
+    "submitTasks": Scope.SUBMIT,
     "listDeadLetters": Scope.READ,
     "getDeadLetter": Scope.READ,
     "replayDeadLetters": Scope.ADMIN,

@@ -12,6 +12,8 @@ from taskline.api.models import EventView, TaskHistoryView
 from taskline.api.render import history_json
 from taskline.schemas.events import (
     LIFECYCLE_EVENTS,
+    Cancelled,
+    CancelRequested,
     Crashed,
     DeadLettered,
     Expired,
@@ -46,6 +48,8 @@ FIELDS: dict[type[LifecycleEvent], dict[str, Any]] = {
     Crashed: {"execution": EXECUTION, "cause": "signal SIGSEGV", "alone": True},
     Expired: {},
     DeadLettered: {"reason": "exhausted"},
+    CancelRequested: {"request_id": EXECUTION, "abort": True},
+    Cancelled: {"execution": EXECUTION},
 }
 
 

@@ -15,8 +15,10 @@ from taskline.api.problems import PROBLEMS
 
 OPERATIONS = {
     ("post", "/tasks"): "submitTask",
+    ("post", "/tasks/batch"): "submitTasks",
     ("get", "/tasks"): "listTasks",
     ("get", "/tasks/{task_id}"): "getTask",
+    ("delete", "/tasks/{task_id}"): "cancelTask",
     ("get", "/tasks/{task_id}/history"): "getTaskHistory",
     ("get", "/task-types"): "listTaskTypes",
     ("get", "/dead-letters"): "listDeadLetters",
@@ -120,3 +122,15 @@ def test_slugs_are_unique_and_stable() -> None:
 
 def test_the_page_for_people_is_served(api: Api) -> None:
     assert "text/html" in api.request_raw("GET", "/docs").headers["content-type"]
+
+
+def test_a_method_that_a_path_does_not_take_is_told_all_that_it_does(
+    api: Api, document: dict[str, Any]
+) -> None:
+    for template, operations in document["paths"].items():
+        path = template.replace("{task_id}", "019ad6e2-7c00-7d3a-9b1e-0f6c3a52d481")
+        takes = {each.upper() for each in operations}
+        for method in {"GET", "POST", "DELETE", "PATCH"} - takes:
+            answer = api.request_raw(method, path)
+            assert answer.status_code == 405
+            assert answer.headers.get_list("allow") == [", ".join(sorted(takes))]

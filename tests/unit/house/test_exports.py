@@ -10,6 +10,7 @@ import pytest
 
 PACKAGES = (
     "taskline",
+    "taskline.client",
     "taskline.producers",
     "taskline.schemas",
     "taskline.state",

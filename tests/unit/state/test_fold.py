@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from taskline.schemas.events import (
     LIFECYCLE_EVENTS,
+    Cancelled,
+    CancelRequested,
     Crashed,
     DeadLettered,
     Expired,
@@ -97,6 +99,14 @@ def crashed(execution: uuid.UUID = A, *, alone: bool = True, **values: object) -
 
 def expired(**values: object) -> Expired:
     return Expired(**common(**values))
+
+
+def cancel(*, abort: bool = False, **values: object) -> CancelRequested:
+    return CancelRequested(**common(**values), request_id=C, abort=abort)
+
+
+def cancelled(execution: uuid.UUID = A, **values: object) -> Cancelled:
+    return Cancelled(**common(**values), execution=execution)
 
 
 def statuses(*events: LifecycleEvent) -> list[str]:
@@ -193,6 +203,58 @@ def test_a_task_that_is_not_worth_starting_any_more() -> None:
     assert statuses(started(), expired(), succeeded())[1:] == ["running", "running", "completed"]
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        (started(), released()),
+        (started(), failed()),
+        (started(), failed(), retry()),
+        (started(), crashed(alone=False)),
+        (started(A), started(B), released(B)),
+    ],
+)
+def test_what_waits_can_be_cancelled_and_stays_so(before: tuple[LifecycleEvent, ...]) -> None:
+    assert statuses(*before, cancel())[-1] == "cancelled"
+    state = fold(SUBMITTED, (*before, cancel(at=8), cancel(at=9), started(C, source=9, attempt=2)))
+    assert (state.status, state.completed_at) == (TaskStatus.CANCELLED, from_ms(NOW + 8))
+
+
+def test_what_is_scheduled_can_be_cancelled() -> None:
+    later = replace(SUBMITTED, not_before=NOW + 1)
+    assert fold(later, (cancel(),), Marks(dispatched=True)).status is TaskStatus.CANCELLED
+    assert fold(later, (cancel(),)).status is TaskStatus.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (started(),),
+        (started(A), started(B)),
+        (started(A, source=1), started(B, source=2, attempt=2), failed(A)),
+    ],
+)
+def test_what_runs_or_may_run_is_not_cancelled(before: tuple[LifecycleEvent, ...]) -> None:
+    assert statuses(*before, cancel())[-1] == "running"
+    assert statuses(*before, cancel(abort=True))[-1] == "running"
+
+
+def test_what_is_over_is_not_cancelled() -> None:
+    assert statuses(started(), succeeded(), cancel())[-1] == "completed"
+    assert statuses(started(), failed(), dead(), cancel())[-1] == "dead"
+
+
+def test_an_abort_ends_the_task_once_nothing_of_it_runs() -> None:
+    assert statuses(started(), cancel(abort=True), cancelled())[1:] == ["running", "running", "cancelled"]
+    both = (started(A, source=1), started(B, source=2), cancelled(A))
+    assert statuses(*both)[-1] == "running"
+    assert statuses(*both, cancelled(B))[-1] == "cancelled"
+    assert statuses(started(A), started(B), cancelled(A))[-1] == "running"
+    assert statuses(started(), released(), cancelled())[-1] == "cancelled"
+    rows = history(SUBMITTED, placed((*both, cancelled(B)))).attempts
+    assert [row.outcome for row in rows] == [Outcome.CANCELLED, Outcome.CANCELLED]
+
+
 def test_a_replay_is_shown_and_changes_no_status() -> None:
     state = fold(SUBMITTED, (started(), failed(), dead()), Marks(replayed_as=B))
     assert (state.status, state.replayed_as) == (TaskStatus.DEAD, B)
@@ -269,7 +331,8 @@ def test_history_places_events_in_the_lane() -> None:
 def test_every_kind_of_event_has_a_rule_and_a_hint() -> None:
     assert set(_RULES) == set(LIFECYCLE_EVENTS) == set(STATUS_AFTER)
     ends = {kind for kind in LIFECYCLE_EVENTS if kind.ends}
-    assert ends == {kind for kind, status in STATUS_AFTER.items() if status.ended}
+    # A request is granted or not, by what stands before it.
+    assert ends == {kind for kind, status in STATUS_AFTER.items() if status.ended} - {CancelRequested}
 
 
 def test_the_transition_table_names_every_status() -> None:
@@ -302,6 +365,8 @@ lives = st.lists(
         ),
         st.builds(lambda attempt, at: retry(attempt=attempt, at=at), st.integers(1, 3), st.integers(0, 99)),
         st.builds(lambda at: expired(at=at), st.integers(0, 99)),
+        st.builds(lambda abort, at: cancel(abort=abort, at=at), st.booleans(), st.integers(0, 99)),
+        st.builds(lambda execution, at: cancelled(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda at: dead(at=at), st.integers(0, 99)),
     ),
     max_size=12,
@@ -328,6 +393,18 @@ def test_an_end_is_for_ever(
         assert state.completed_at is not None
     else:
         assert (state.completed_at, state.result, state.reason) == (None, None, None)
+
+
+@given(submissions, lives)
+def test_a_cancel_is_granted_exactly_where_nothing_runs(
+    submission: TaskSubmitted, events: list[LifecycleEvent]
+) -> None:
+    before = fold(submission, events)
+    after = fold(submission, [*events, cancel(at=50)])
+    if before.status in END_STATES | {TaskStatus.RUNNING}:
+        assert after == before
+    else:
+        assert after.status is TaskStatus.CANCELLED
 
 
 @given(lives)
