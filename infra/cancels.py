@@ -1,9 +1,12 @@
 """Cancel notices: which tasks a worker must look up before it starts them.
 
-Invariant: a notice is acknowledged before the CancelRequested that it announces is appended, and a worker asks for the notices (`catch_up`)
-only after its Started is acknowledged. So a worker whose Started stands behind a CancelRequested in the lane has read the notice.
+Invariant: a notice is acknowledged NOTICE_SPREAD_SECONDS before the CancelRequested that it announces is appended, and what a worker knows of the notices when
+its Started is acknowledged is at most NOTICE_FRESH_SECONDS old. So a worker whose Started stands behind a CancelRequested in the lane knows the notice.
 A notice decides nothing: the task's lane does (taskline.state.fold). What can't be known from notices alone, since they are kept for a day
 and in bounded memory, counts as named.
+
+The two times are part of what workers and cancellers of all versions agree on: neither may change without the other's old value in mind. They are differences
+on one machine each, so no clocks are compared.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from taskline.schemas.ids import TaskId, created_at_ms, task_id_of
 
 # At about 200 bytes each, this is 40 MB; a queue whose tasks are cancelled more often looks more of them up in the view.
 MAX_NOTICES: Final = 200_000
+# A worker asks where the notices end once in half of this while tasks run, instead of once for each task.
+NOTICE_FRESH_SECONDS: Final = 0.05
+# What a cancel takes longer for it. Twice as long: two clocks' paces differ by far less.
+NOTICE_SPREAD_SECONDS: Final = 0.1
 _ID_BYTES = 16
 _UUID_VERSION = 7
 
@@ -107,8 +114,12 @@ class CancelNotices(Protocol):
         """
         ...
 
+    def expect(self) -> None:
+        """`catch_up` will be called in a moment: begin what it may have to wait for."""
+        ...
+
     async def catch_up(self) -> None:
-        """Return when every notice that was acknowledged before the call is known; waits as long as it takes."""
+        """Return when every notice is known that was acknowledged NOTICE_FRESH_SECONDS before the call; waits as long as it takes."""
         ...
 
     def names(self, task_id: TaskId) -> bool:

@@ -35,6 +35,15 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+# A machine that was suspended has not stood still for the others: where there is one, the clock that counts that, too.
+_ELAPSING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def elapsed_seconds() -> float:
+    """Seconds since some moment, suspended or not; never set, so differences are true (on one machine)."""
+    return time.clock_gettime(_ELAPSING)
+
+
 def process_name() -> str:
     """A name for this process that no other has had: host, pid and a random tail."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from taskline.errors import Unavailable
 from taskline.infra.backoff import pauses
-from taskline.infra.cancels import notice_record
+from taskline.infra.cancels import NOTICE_SPREAD_SECONDS, notice_record
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.log import AsyncLog
 from taskline.infra.role import Clock, SystemClock
@@ -114,10 +114,11 @@ class Canceller:
         request_id = uuid.uuid4()
         async with asyncio.timeout(self._patience):
             notice = CancelNotice(task_id=task_id, abort=abort)
-            # In this order: whoever sees the request has been able to see the notice.
+            # In this order, and so far apart: a worker whose Started comes after the request knows the notice.
             await self._log.append(
                 notice_record(notice, queue=before.queue, topics=self._topics, codec=self._codec)
             )
+            await asyncio.sleep(NOTICE_SPREAD_SECONDS)
             await self._lifecycle.append(
                 CancelRequested(
                     task_id=task_id,

@@ -102,8 +102,12 @@ class CancelGate:
         """Whether the task's executions are to be stopped."""
         return self._notices.aborts(task_id)
 
+    def expect(self) -> None:
+        """A Started is about to be appended, so `named` will be asked when it is acknowledged."""
+        self._notices.expect()
+
     async def named(self, task_id: TaskId) -> bool:
-        """Whether the task must be looked up, as of a moment after the call."""
+        """Whether the task must be looked up; asked once its Started is acknowledged."""
         await self._notices.catch_up()
         return self._notices.names(task_id)
 

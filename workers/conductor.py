@@ -121,6 +121,8 @@ class Conductor:
         """Started, and what follows from what is in the lane before it; never AGAIN."""
         while True:
             run.opened = True
+            if self._gate is not None:
+                self._gate.expect()
             await self._recorder.started(run, admitted)
             if self._gate is None:
                 return Verdict.RUN

@@ -1,7 +1,7 @@
 """Where a partition ends now: asked on a thread of its own, over a connection on which nothing waits for records.
 
-Invariant: a question is answered by a request that began after it was asked. All that are asked while a request is under way share the next
-one. A server that is away, or a client that has gone wrong, only makes the answer late: the client is made anew until there is one.
+Invariant: an answer comes with a moment before its request began, and is true of all that was acknowledged before that moment. One request is under way at
+a time. A server that is away, or a client that has gone wrong, only makes the answer late: the client is made anew until there is one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from asyncio import Future
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,13 +16,11 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from taskline.infra.kafka.client import client_config, new_client, reason_of
+from taskline.infra.role import elapsed_seconds
 from taskline.settings import KafkaSettings
 
 log = structlog.get_logger(__name__)
 
-# Under load a request leaves so long after the one before it: what is asked in between shares it. One costs 0.2 ms of CPU, its thread's
-# wake-ups included, so this is 4% of a core at most, and at thousands of tasks a second a few µs each.
-SPACING_SECONDS = 0.005
 # A broker answers in half a millisecond; without an answer for so long the connection is made anew.
 _REQUEST_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
@@ -47,7 +44,7 @@ class EndLookup:
         *,
         client_id: str,
         known: Callable[[], int],
-        answered: Callable[[Bounds, list[Future[None]]], None],
+        answered: Callable[[Bounds, float], None],
     ) -> None:
         """Ask for `topic`.
 
@@ -56,7 +53,7 @@ class EndLookup:
             topic: whose partition 0 is meant.
             client_id: a name for the broker's logs.
             known: up to where the topic was read; called on any thread.
-            answered: called on the loop with each answer, and with who asked.
+            answered: called on the loop with each answer, and the moment (`elapsed_seconds`) as of which it is true.
         """
         self._place = TopicPartition(topic, 0)
         # One request, where asking for both ends of a partition takes two.
@@ -69,64 +66,48 @@ class EndLookup:
             "enable.auto.commit": False,
         }
         self._loop = asyncio.get_running_loop()
-        self._asking: list[Future[None]] = []
-        # True: a request is under way, or about to leave.
         self._busy = False
-        self._last_left = float("-inf")
-        self._orders: queue.SimpleQueue[list[Future[None]] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=client_id, daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is on its way."""
+        return self._busy
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def ask(self) -> Future[None]:
-        """A question; the future is for `answered` to resolve."""
-        future: Future[None] = self._loop.create_future()
-        self.ask_for([future])
-        return future
-
-    def ask_for(self, futures: list[Future[None]]) -> None:
-        """Ask again on behalf of those whose answer is of no use any more."""
-        self._asking += futures
+    def ask(self) -> None:
+        """Ask, unless an answer is on its way."""
         if not self._busy:
             self._busy = True
-            due = self._last_left + SPACING_SECONDS
-            if due <= self._loop.time():
-                # At the end of this turn of the loop, with what else is asked in it.
-                self._loop.call_soon(self._leave)
-            else:
-                self._loop.call_at(due, self._leave)
+            self._orders.put(True)
 
     def close(self) -> None:
-        """Stop; questions stay unanswered. Blocks for as long as a request may take."""
+        """Stop; a question may stay unanswered. Blocks for as long as a request may take."""
         self._stopping.set()
-        self._orders.put(None)
+        self._orders.put(False)
         if self._thread.is_alive():
             self._thread.join()
 
-    def _leave(self) -> None:
-        asking, self._asking = self._asking, []
-        self._last_left = self._loop.time()
-        self._orders.put(asking)
-
-    def _settle(self, bounds: Bounds, asked: list[Future[None]]) -> None:
+    def _settle(self, bounds: Bounds, as_of: float) -> None:
         self._busy = False
-        self._answered(bounds, asked)
-        if self._asking:
-            self.ask_for([])
+        self._answered(bounds, as_of)
 
     # ---- on the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         consumer: Consumer | None = None
-        while (asked := self._orders.get()) is not None:
-            bounds: Bounds | None = None
+        while self._orders.get():
+            bounds, as_of = None, 0.0
             while bounds is None and not self._stopping.is_set():
                 try:
                     if consumer is None:
                         consumer = new_client(Consumer, self._config)
+                    as_of = elapsed_seconds()
                     bounds = self._request(consumer)
                 except (KafkaException, TypeError) as error:
                     # (TypeError: None where an answer belongs, which says that there was none in time.)
@@ -139,7 +120,7 @@ class EndLookup:
                     self._stopping.wait(_RETRY_SECONDS)
             if bounds is not None:
                 try:
-                    self._loop.call_soon_threadsafe(self._settle, bounds, asked)
+                    self._loop.call_soon_threadsafe(self._settle, bounds, as_of)
                 except RuntimeError:
                     # The loop was closed: nobody asks any more.
                     break

@@ -1,7 +1,7 @@
 """A queue's cancel notices on Kafka: a tail that reads them, and a look-up of how far it must have read.
 
-Invariant: all that is known of notices is changed on the event loop, in the order of the topic; `position` is the offset up to which they
-are known there.
+Invariant: all that is known of notices is changed on the event loop, in the order of the topic. `position` is the offset up to which they are
+known there, and `as_of` a moment before which no notice was acknowledged that is not known.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import partial
 
 from confluent_kafka import Message
 
-from taskline.infra.cancels import CancelNotices, NoticeBook, read_notice
+from taskline.infra.cancels import NOTICE_FRESH_SECONDS, CancelNotices, NoticeBook, read_notice
 from taskline.infra.kafka.cancel_lookup import Bounds, EndLookup
 from taskline.infra.kafka.tail import Tail
-from taskline.infra.role import Clock, SystemClock
+from taskline.infra.role import Clock, SystemClock, elapsed_seconds
 from taskline.schemas.codec import Codec
 from taskline.schemas.events import CancelNotice
 from taskline.schemas.ids import TaskId
@@ -25,6 +25,9 @@ from taskline.settings import KafkaSettings
 
 # A day's notices, at some ten thousand a second.
 _START_SECONDS = 60.0
+# What is known is renewed at this age, while it still serves: under load nobody waits for it.
+_RENEW_SECONDS = NOTICE_FRESH_SECONDS / 2
+_NEVER = float("-inf")
 
 
 class KafkaNotices(CancelNotices):
@@ -43,8 +46,11 @@ class KafkaNotices(CancelNotices):
         # What the tail's thread has read and the loop has not seen: (offset, notice, when it was appended); None: the log is a new one.
         self._read: deque[tuple[int, CancelNotice | None, int] | None] = deque()
         self._woken = False
-        # Who waits until the notices up to an offset are known, in the order of the offsets.
-        self._waiting: deque[tuple[int, list[Future[None]]]] = deque()
+        self._as_of = _NEVER
+        # Answers that hold once the notices up to an offset are known: (offset, as of when), both ascending.
+        self._ahead: deque[tuple[int, float]] = deque()
+        # Who waits until it is known what was acknowledged before a moment, in the order of the moments.
+        self._waiting: deque[tuple[float, Future[None]]] = deque()
         self._tail = Tail(kafka, topic, self, client_id=f"{client_id}-cancels")
         self._lookup = EndLookup(
             kafka,
@@ -64,9 +70,19 @@ class KafkaNotices(CancelNotices):
         # What was asked before this process began is not about anything that runs here.
         self._on_abort = on_abort
 
+    def expect(self) -> None:
+        """See `CancelNotices`."""
+        if elapsed_seconds() - self._as_of > _RENEW_SECONDS:
+            self._lookup.ask()
+
     async def catch_up(self) -> None:
         """See `CancelNotices`."""
-        await self._lookup.ask()
+        horizon = elapsed_seconds() - NOTICE_FRESH_SECONDS
+        if self._as_of < horizon:
+            known: Future[None] = self._loop.create_future()
+            self._waiting.append((horizon, known))
+            self._lookup.ask()
+            await known
 
     def names(self, task_id: TaskId) -> bool:
         """See `CancelNotices`."""
@@ -110,11 +126,10 @@ class KafkaNotices(CancelNotices):
         while self._read:
             read = self._read.popleft()
             if read is None:
-                self._book.restart(self._clock.now_ms())
-                self._position = 0
                 # Where the old one ended says nothing about this one.
-                while self._waiting:
-                    self._lookup.ask_for(self._waiting.popleft()[1])
+                self._book.restart(self._clock.now_ms())
+                self._position, self._as_of = 0, _NEVER
+                self._ahead.clear()
                 continue
             offset, notice, at_ms = read
             self._position = offset + 1
@@ -122,20 +137,22 @@ class KafkaNotices(CancelNotices):
                 self._book.take(notice, at_ms)
                 if notice.abort:
                     aborts.append(notice.task_id)
-        while self._waiting and self._waiting[0][0] <= self._position:
-            _resolve(self._waiting.popleft()[1])
+        self._advance()
         if self._on_abort is not None:
             for task_id in aborts:
                 self._loop.call_soon(partial(self._on_abort, task_id))
 
-    def _answered(self, bounds: Bounds, asked: list[Future[None]]) -> None:
-        if bounds.end <= self._position or bounds.empty:
-            _resolve(asked)
-        else:
-            self._waiting.append((bounds.end, asked))
+    def _answered(self, bounds: Bounds, as_of: float) -> None:
+        self._ahead.append((self._position if bounds.empty else bounds.end, as_of))
+        self._advance()
 
-
-def _resolve(futures: list[Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+    def _advance(self) -> None:
+        while self._ahead and self._ahead[0][0] <= self._position:
+            self._as_of = self._ahead.popleft()[1]
+        while self._waiting and self._waiting[0][0] <= self._as_of:
+            known = self._waiting.popleft()[1]
+            if not known.done():
+                known.set_result(None)
+        if self._waiting and not self._ahead:
+            # What is on its way, or was, began too early for them.
+            self._lookup.ask()

@@ -155,7 +155,8 @@ def test_an_abort_stops_the_handler(tl: InMemoryTaskline, journal: Journal) -> N
     assert journal.ended == []
     told = tl.history(task_id)
     assert [row.outcome for row in told.attempts] == ["cancelled"]
-    assert [type(each.event) for each in told.events] == [Started, CancelRequested, Cancelled]
+    # The notice stops it; the request follows when the notice has had its time.
+    assert [type(each.event) for each in told.events] == [Started, Cancelled, CancelRequested]
 
 
 def test_a_handler_that_ends_although_it_is_stopped_has_ended_so(

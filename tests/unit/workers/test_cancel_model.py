@@ -51,8 +51,10 @@ class Recipe:
 
     # The API appends the notice before the request.
     notice_first: bool = True
-    # The worker asks for the notices after its Started is acknowledged.
+    # The worker asks after its Started is acknowledged whether what it knows of the notices is fresh enough.
     look_after_started: bool = True
+    # The API lets the time pass between notice and request after which what did not know the notice is not fresh any more.
+    spread: bool = True
     # A named task waits until its own Started is in the view.
     wait_for_view: bool = True
     # The API answers when its own request is in the view.
@@ -80,6 +82,8 @@ class World:
     attempt: int | None = 1
     # What the worker does with it: idle, looked, opened, named, clear, running.
     worker: str = "idle"
+    # How many of the notices it knows, of what it looked up last and may still rely on; None: it must look anew.
+    fresh: int | None = None
     # Of `looked`: whether the task was named.
     named: bool = False
     execution: int = 0
@@ -154,7 +158,11 @@ def cancel_moves(world: World, number: int, cancel: Cancel, recipe: Recipe) -> I
         else:
             asked = Cancel("asked", len(world.lane))
             yield world.with_cancel(number, asked, lane=(*world.lane, request))
-    elif cancel.step == "noticed":
+    elif cancel.step == "noticed" and recipe.spread:
+        # Knowledge that does not have this notice is too old from now on.
+        fresh = None if world.fresh is not None and world.fresh < world.notices else world.fresh
+        yield world.with_cancel(number, Cancel("spread"), fresh=fresh)
+    elif cancel.step in ("noticed", "spread"):
         asked = Cancel("placed", len(world.lane))
         yield world.with_cancel(number, asked, lane=(*world.lane, request))
     elif cancel.step == "asked":
@@ -187,10 +195,15 @@ def worker_moves(world: World, recipe: Recipe) -> Iterator[World]:
             yield opened("opened")
         else:
             yield replace(world, worker="looked", named=world.notices > 0)
+        if world.fresh != world.notices:
+            # For another task, or in time for this one.
+            yield replace(world, fresh=world.notices)
     elif world.worker == "looked":
         yield opened("named" if world.named else "clear")
     elif world.worker == "opened":
-        yield replace(world, worker="named" if world.notices else "clear")
+        if world.fresh is not None:
+            yield replace(world, worker="named" if world.fresh else "clear")
+        yield replace(world, worker="named" if world.notices else "clear", fresh=world.notices)
     elif world.worker == "named":
         yield from judged(world, recipe)
     elif world.worker == "clear":
@@ -264,10 +277,17 @@ def test_in_every_order_of_events_the_answer_is_true() -> None:
     [
         (Recipe(notice_first=False), "a handler was begun after 200"),
         (Recipe(look_after_started=False), "a handler was begun after 200"),
+        (Recipe(spread=False), "a handler was begun after 200"),
         (Recipe(wait_for_view=False), "a handler was begun after 200"),
         (Recipe(wait_for_answer=False), "200, and not cancelled"),
     ],
-    ids=["request before notice", "look before Started", "judge any view", "answer from any view"],
+    ids=[
+        "request before notice",
+        "look before Started",
+        "rely on what is too old",
+        "judge any view",
+        "answer from any view",
+    ],
 )
 def test_every_point_of_the_recipe_is_needed(recipe: Recipe, fault: str) -> None:
     assert fault in walk(recipe, set())
