@@ -16,6 +16,9 @@ HEADER_TARGET = "taskline-target"  # the dispatch topic that it goes to; gone wh
 # Headers of another attempt.
 HEADER_DEATHS = "taskline-deaths"  # ASCII decimal: how many processes it has killed that ran nothing else
 HEADER_TRAIL = "taskline-trail"  # the errors of earlier attempts, bounded (taskline.workers.trail)
+HEADER_UNFETCHED = (
+    "taskline-unfetched"  # ASCII decimal: how often it was handed on since nobody fetched its type
+)
 # Headers that are added to bytes which go to the dead-letter topic verbatim.
 HEADER_CAUSE = "taskline-cause"
 HEADER_SOURCE = "taskline-source"  # topic/partition/offset

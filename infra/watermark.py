@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import structlog
 
@@ -129,16 +130,12 @@ class WatermarkTracker:
         return Commit(offset=offset, metadata=encode_holes(offset, self._done_above()))
 
     def _done_above(self) -> Iterator[tuple[int, int]]:
-        """Ranges of what is done above the watermark, ascending and merged over offsets without a record."""
-        unfinished = self._unfinished
-        start: int | None = None
-        for offset in self._window:
-            if offset in unfinished:
-                if start is not None:
-                    yield start, offset
-                    start = None
-            elif start is None:
-                start = offset
+        """Ranges of what is done above the watermark, ascending and merged over offsets without a record; as many steps as records that are not done."""
+        waiting = sorted(self._unfinished)
+        for before, after in pairwise(waiting):
+            if after > before + 1:
+                yield before + 1, after
+        start = waiting[-1] + 1 if waiting and waiting[-1] + 1 < self._next else None
         for first, stop in self._earlier:
             if start is None:
                 yield first, stop

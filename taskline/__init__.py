@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle, TaskProducer
     from taskline.schemas.events import ErrorCategory, Priority
     from taskline.settings import Settings, load_settings
-    from taskline.workers import Registry, RetryPolicy, Task, TaskContext, task
+    from taskline.workers import Registry, RetryPolicy, Task, TaskContext, TypeLimits, task
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "TaskHandle",
     "TaskProducer",
     "TasklineError",
+    "TypeLimits",
     "load_settings",
     "task",
 ]
@@ -46,7 +47,7 @@ _HOMES = {
     "taskline.producers": ("AsyncTaskProducer", "Submission", "TaskFailure", "TaskHandle", "TaskProducer"),
     "taskline.schemas.events": ("ErrorCategory", "Priority"),
     "taskline.settings": ("Settings", "load_settings"),
-    "taskline.workers": ("Registry", "RetryPolicy", "Task", "TaskContext", "task"),
+    "taskline.workers": ("Registry", "RetryPolicy", "Task", "TaskContext", "TypeLimits", "task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

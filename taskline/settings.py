@@ -198,11 +198,38 @@ class WorkerSettings(_Section):
     prefetch: int = Field(
         64, ge=1, le=10_000, description="Records per priority that wait in memory for a slot."
     )
+    dispatch: Literal["weighted", "drain"] = Field(
+        "weighted",
+        description="How free slots are shared among priorities. weighted: by weights, high first; drain: strictly, so that low waits for as long as there is anything else.",
+    )
+    weight_high: int = Field(
+        16,
+        ge=1,
+        le=1_000,
+        description="High's share of what is begun while all priorities have tasks waiting (dispatch = weighted). More: sooner.",
+    )
+    weight_normal: int = Field(4, ge=1, le=1_000, description="As weight_high, of normal.")
+    weight_low: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="As weight_high, of low. With 16, 4 and 1 every 21st task that is begun is a low one, however many others wait.",
+    )
+    high_reserve: float = Field(
+        0.1,
+        ge=0,
+        le=0.9,
+        description="Share of the slots, and of each executor's places, that only high-priority tasks may use, rounded up; fewer than four are not divided. More: high starts sooner while long tasks run; less: more slots for the rest.",
+    )
+    limits_file: Path | None = Field(
+        None,
+        description="A TOML file of limits per task type, [types.\"mail.send\"] with max_concurrency, rate_per_second, and both with _per_key; it is read again when it changes. Its limits replace the task's own. They are a process's own: n workers let n times as much through.",
+    )
     window: int = Field(
         1_000,
         ge=1,
         le=4_000,
-        description="Records of one partition between the committed offset and the newest taken; bounds what a crash can repeat and the size of the commit's metadata.",
+        description="Records of one partition that were read and are not done; bounds what a crash can repeat and the size of the commit's metadata. Those that are done behind a long task do not count.",
     )
     lifecycle_linger_ms: float = Field(
         5.0,
@@ -444,6 +471,61 @@ class ApiSettings(_Section):
     )
 
 
+class GatewaySettings(_Section):
+    """Workers of the HTTP protocol (`taskline gateway`)."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        8081, ge=0, le=65_535, description="Port to listen on; 0: a free one, printed at start."
+    )
+    lease_seconds: float = Field(
+        60.0,
+        ge=1,
+        le=3_600,
+        description="How long a fetched task is lent to its worker, unless it extends the lease. Shorter: what a dead worker held is run again sooner; longer: fewer extensions.",
+    )
+    max_lease_seconds: float = Field(
+        3_600.0,
+        ge=1,
+        le=86_400,
+        description="The longest that one extension may ask for. Shorter: a worker that asks for too much and dies holds a task for less.",
+    )
+    max_batch: int = Field(100, ge=1, le=1_000, description="Most tasks that one fetch brings.")
+    max_wait_seconds: float = Field(
+        30.0,
+        ge=0,
+        le=60,
+        description="The longest that a fetch waits for a task. Longer: fewer requests; stay below the idle time-outs of balancers.",
+    )
+    max_waiting: int = Field(
+        2_000,
+        ge=1,
+        description="Fetches that may wait at once; more are refused with 503. Each holds a connection.",
+    )
+    max_leases: int = Field(
+        10_000,
+        ge=1,
+        description="Tasks that a process has lent at once; more are not handed out until some end. Each takes about 1 KB of its memory.",
+    )
+    buffer: int = Field(
+        200,
+        ge=1,
+        le=2_000,
+        description="Records of one partition that wait in memory for a fetch. Full of types that nobody fetches, the partition's are handed on to its topic's end.",
+    )
+    idle_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="A process that nobody has fetched from for so long leaves the workers' groups, and a type that nobody has fetched for so long counts as not fetched. Longer: fewer moves of partitions; shorter: others get the tasks sooner.",
+    )
+    unfetched_delay_seconds: float = Field(
+        10.0,
+        ge=0.1,
+        le=3_600,
+        description="How long a task of a type that nobody fetches waits in the delay tiers, once it is in the way of others; doubled each time, up to 64 times as long.",
+    )
+
+
 class TelemetrySettings(_Section):
     """Logs and metrics of every role."""
 
@@ -475,6 +557,7 @@ class Settings(_Section):
     dlq: DeadLetterSettings = DeadLetterSettings()
     projector: ProjectorSettings = ProjectorSettings()
     api: ApiSettings = ApiSettings()
+    gateway: GatewaySettings = GatewaySettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
 

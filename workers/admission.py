@@ -40,6 +40,8 @@ class Admitted:
     value: Any
     # The handler's argument.
     payload: Any
+    # Under which the task type's limits per key count it; None: under none.
+    concurrency_key: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +94,19 @@ def admit(record: InRecord, registry: Registry, codec: Codec, types: WriterSchem
     try:
         value = _value(submission, task, types)
         payload = task.instance(value)
+        key = _key(task, payload)
     except Exception as error:
         # Decoders and users' own validators raise what they like; one bad payload must not stop the others.
         rejection = Rejected(submission=submission, attempt=attempt, reason=PAYLOAD_UNDECODABLE, error=error)
         return NotYet(rejection=rejection) if isinstance(error, _UnknownWriterError) else rejection
     return Admitted(
-        submission=submission, attempt=attempt, deaths=deaths, task=task, value=value, payload=payload
+        submission=submission,
+        attempt=attempt,
+        deaths=deaths,
+        task=task,
+        value=value,
+        payload=payload,
+        concurrency_key=key,
     )
 
 
@@ -115,6 +124,15 @@ def _value(submission: TaskSubmitted, task: Task, types: WriterSchemas) -> Any: 
     ):
         raise _UnknownWriterError(f"written under schema {fingerprint.hex()}, which nobody has registered")
     return task.type.decode(submission.payload, fingerprint, types.writer_schema)
+
+
+def _key(task: Task, payload: Any) -> str | None:  # noqa: ANN401 - a payload
+    if task.conduct.concurrency_key is None:
+        return None
+    key = task.conduct.concurrency_key(payload)
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"concurrency_key gave {key!r}, which is neither a string nor None")
+    return key
 
 
 def _number(headers: Headers, name: str, *, least: int, otherwise: int) -> int:

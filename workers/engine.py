@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,11 @@ from taskline.settings import WorkerSettings
 from taskline.workers import metrics
 from taskline.workers.admission import Rejected, Undecodable
 from taskline.workers.conductor import CANCEL_GRACE_SECONDS, Conductor
+from taskline.workers.dispatch import ALL, Dispatcher, Gate
 from taskline.workers.execution import Execution, Phase
 from taskline.workers.feed import Assignment, Feed, Waiting
+from taskline.workers.gates import Gates
+from taskline.workers.limits import TypeLimits
 from taskline.workers.lobby import Lobby
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.recorder import Recorder
@@ -46,6 +49,7 @@ MAX_UNSETTLED_PER_SLOT = 4
 _LEAST_MAX_UNSETTLED = 256
 # A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
 RELEASE_SECONDS = 3.0
+_HIGH = frozenset((Priority.HIGH,))
 SHUTDOWN = "shutdown"
 REVOKED = "revoked"
 LOST = "lost"
@@ -81,8 +85,17 @@ class WorkerEngine:
         self._feeds = {
             priority: Feed(priority, intake, self, settings) for priority, intake in ports.intakes.items()
         }
-        self._slots = Slots(settings.concurrency)
-        self._lobby = Lobby(registry, ports, room=self._slots.room, changed=self._schedule_pump)
+        # Where one priority alone is served there is nobody to reserve for.
+        shared = Priority.HIGH in ports.intakes and len(ports.intakes) > 1
+        self._slots = Slots(settings.concurrency, reserved=settings.high_reserve if shared else 0.0)
+        self._gates = Gates(registry, self._slots, opened=self._opened)
+        self._lobby = Lobby(
+            registry,
+            ports,
+            dispatcher=Dispatcher(_weights(settings)),
+            gates=self._gates.of,
+            changed=self._schedule_pump,
+        )
         # What was taken from the lobby and is not over.
         self._running: set[Execution] = set()
         # Those of them that need no slot any more, or never did.
@@ -126,9 +139,13 @@ class WorkerEngine:
 
     # ---- FeedHost: what the feeds ask for -------------------------------------------------------------------
 
-    def offer(self, waiting: Sequence[Waiting], priority: Priority) -> None:
+    def limit(self, overrides: Mapping[str, TypeLimits]) -> None:
+        """Put these limits in the place of the task types' own, from now on; types that are not named have their own."""
+        self._gates.configure(overrides)
+
+    def offer(self, waiting: Sequence[Waiting]) -> None:
         """See `FeedHost`."""
-        self._lobby.offer(waiting, priority)
+        self._lobby.offer(waiting)
         self._schedule_pump()
 
     async def drain(self, assignments: Sequence[Assignment]) -> None:
@@ -171,8 +188,10 @@ class WorkerEngine:
             return
         try:
             self._readmit()
-            while self._slots.free and self._unsettled + len(self._aside) < self._max_unsettled:
-                run = self._lobby.next()
+            while self._unsettled + len(self._aside) < self._max_unsettled:
+                run = self._lobby.refused()
+                if run is None and self._slots.free:
+                    run = self._lobby.next(self._gates.is_open, ALL if self._slots.general else _HIGH)
                 if run is None:
                     break
                 self._begin(run)
@@ -192,6 +211,7 @@ class WorkerEngine:
         assert run.executor is not None  # noqa: S101 - what has none is refused
         self._slots.take(run.executor)
         run.slot = True
+        self._gates.enter(run)
         self._launch(run, self._conductor.perform(run, self))
 
     def _refusal(self, run: Execution) -> Coroutine[Any, Any, None] | None:
@@ -220,7 +240,7 @@ class WorkerEngine:
     def step_aside(self, run: Execution) -> None:
         """See `SlotHost`."""
         self._aside.add(run)
-        self._give_slot(run)
+        self._give_slot(run, aside=True)
 
     async def step_back(self, run: Execution) -> None:
         """See `SlotHost`."""
@@ -238,7 +258,10 @@ class WorkerEngine:
             if admitted.done():
                 # Handed back meanwhile.
                 continue
-            if self._slots.free and self._slots.room(run.executor):
+            high = run.waiting.priority is Priority.HIGH
+            if (self._slots.free if high else self._slots.general) and self._slots.room(
+                run.executor, high=high
+            ):
                 self._slots.take(run.executor)
                 run.slot = True
                 self._aside.discard(run)
@@ -261,6 +284,7 @@ class WorkerEngine:
         if run.phase is Phase.SETTLING:
             self._unsettled -= 1
         self._give_slot(run)
+        self._gates.over(run)
         self._schedule_pump()
         error = None if outer.cancelled() else outer.exception()
         if error is not None:
@@ -273,16 +297,30 @@ class WorkerEngine:
         else:
             self._lobby.over(run, ended=not outer.cancelled() and not run.again)
 
-    def _give_slot(self, run: Execution) -> None:
-        if not run.slot or run.executor is None:
-            return
+    def _give_slot(self, run: Execution, *, aside: bool = False) -> None:
+        """Give its slot away; who only steps aside keeps its places within its limits."""
         handler = run.handler
-        if handler is not None and not handler.done() and not run.executor.interruptible:
+        if (
+            handler is not None
+            and not handler.done()
+            and run.executor is not None
+            and not run.executor.interruptible
+        ):
             # It can't be stopped and uses a thread: the slot is free when it really ends.
             handler.add_done_callback(lambda _: self._give_slot(run))
             return
-        run.slot = False
-        self._slots.give(run.executor)
+        if run.slot and run.executor is not None:
+            run.slot = False
+            self._slots.give(run.executor)
+            self._schedule_pump()
+            if run.executor.capacity is not None:
+                for gate in self._slots.gates(run.executor):
+                    self._lobby.opened(gate)
+        if not aside:
+            self._gates.leave(run)
+
+    def _opened(self, gate: Gate) -> None:
+        self._lobby.opened(gate)
         self._schedule_pump()
 
     # ---- giving partitions back ---------------------------------------------------------------------------------
@@ -358,6 +396,16 @@ class WorkerEngine:
         metrics.IN_FLIGHT.set(in_flight)
         metrics.SLOTS_USED.set(self._slots.used)
         metrics.ASIDE.set(len(self._aside))
+
+
+def _weights(settings: WorkerSettings) -> Mapping[Priority, int] | None:
+    if settings.dispatch == "drain":
+        return None
+    return {
+        Priority.HIGH: settings.weight_high,
+        Priority.NORMAL: settings.weight_normal,
+        Priority.LOW: settings.weight_low,
+    }
 
 
 async def _settled(futures: Sequence[Future[Position]], timeout_seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from taskline.infra.log import Position
 from taskline.schemas.ids import TaskId, task_id_of
 from taskline.workers.admission import Admitted, Rejected, Undecodable
+from taskline.workers.dispatch import Gate
 from taskline.workers.duplicates import Key
 from taskline.workers.executor import Executor
 from taskline.workers.feed import Waiting
@@ -45,8 +46,10 @@ class Execution:
         "buffered",
         "checked_at",
         "ended",
+        "entered",
         "error",
         "executor",
+        "gates",
         "handler",
         "id",
         "key",
@@ -81,6 +84,9 @@ class Execution:
         self.refused = refused
         # True: a process died under it or under an earlier attempt, so it runs alone.
         self.suspect = suspect
+        # What it stands behind while it waits, the executor's first; and what else it has entered.
+        self.gates: tuple[Gate, ...] = ()
+        self.entered: tuple[Gate, ...] = ()
         # How its attempt is known among duplicates; None: it has none, or is counted under an earlier execution.
         self.key: Key | None = None
         # True: it counts among what its feed has buffered.

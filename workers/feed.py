@@ -29,6 +29,10 @@ _REOPEN_WINDOW = 0.75
 # Under load progress is committed before worker.commit_interval_seconds is over, so that a crash repeats about this many
 # finished records at most; a commit costs a fraction of what a hundred tasks do.
 COMMIT_AFTER = 100
+# How far a partition is read beyond its oldest record that is not done: past a task of minutes, thousands of short ones complete. Each costs some
+# 40 bytes until then, and all that are done fit into the commit's metadata as long as worker.window bounds those that are not.
+MAX_SPAN = 50_000
+_REOPEN_SPAN = int(MAX_SPAN * _REOPEN_WINDOW)
 
 
 class Assignment:
@@ -74,7 +78,7 @@ class Waiting:
 class FeedHost(Protocol):
     """What a feed needs of the engine."""
 
-    def offer(self, waiting: Sequence[Waiting], priority: Priority) -> None:
+    def offer(self, waiting: Sequence[Waiting]) -> None:
         """Records to be run."""
         ...
 
@@ -178,11 +182,12 @@ class Feed:
             self._paused = True
             self._intake.pause()
         for assignment in touched:
-            if assignment.tracker.window >= self._window and not assignment.held:
+            tracker = assignment.tracker
+            if (tracker.unfinished >= self._window or tracker.window >= MAX_SPAN) and not assignment.held:
                 assignment.held = True
                 self._intake.pause((assignment.name,))
         if waiting:
-            self._host.offer(waiting, self.priority)
+            self._host.offer(waiting)
 
     async def revoked(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Commit]:
         """See `IntakeSink`."""
@@ -229,7 +234,8 @@ class Feed:
 
     def reopen(self, assignment: Assignment) -> None:
         """Let more records of a held partition come if its window has room again."""
-        if assignment.tracker.window <= self._reopen_at:
+        tracker = assignment.tracker
+        if tracker.unfinished <= self._reopen_at and tracker.window <= _REOPEN_SPAN:
             assignment.held = False
             self._intake.resume((assignment.name,))
 

@@ -15,8 +15,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, Unpack
 
 from taskline.errors import InvalidRegistry, InvalidTaskType, did_you_mean, nearest
 from taskline.schemas.catalogue import TypeCatalogue
@@ -26,6 +26,7 @@ from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
 from taskline.workers.classify import Classifier
 from taskline.workers.context import TaskContext
+from taskline.workers.limits import UNLIMITED, TypeLimits
 from taskline.workers.retry import RetryPolicy
 from taskline.workers.signature import Signature, read_signature
 
@@ -36,6 +37,9 @@ SchemaLike = PayloadSchema | str | Mapping[str, Any] | type
 # Where a handler runs. Coroutines: on the worker's own loop, on the loop of a child process that many share, or in a child process of its own.
 # Plain functions: in a child process of its own, or on a thread of the worker.
 Isolation = Literal["inline", "child", "alone", "thread"]
+# What is kept in order. "key": the tasks of one affinity key, in the order of their records, one after another.
+Ordering = Literal["key"]
+ConcurrencyKey = Callable[[Any], str | None]
 _ISOLATIONS: dict[bool, tuple[str, ...]] = {True: ("inline", "child", "alone"), False: ("child", "thread")}
 
 _DEFAULT_MAX_RETRIES = 3
@@ -54,6 +58,14 @@ class Conduct:
     soft_timeout: float | None = None
     # Where it runs; None: as the worker's settings say.
     isolation: Isolation | None = None
+    # How many may run at once or begin per second, in one worker process.
+    limits: TypeLimits = UNLIMITED
+    # What of a payload the limits per key count by.
+    concurrency_key: ConcurrencyKey | None = None
+    ordering: Ordering | None = None
+
+
+_CONDUCT = frozenset(each.name for each in fields(Conduct))
 
 
 class Task:
@@ -101,23 +113,31 @@ class Task:
         return self.handler(payload)
 
 
-def task(
-    name: str,
-    *,
-    queue: str = "default",
-    priority: Priority = Priority.NORMAL,
-    timeout: float | None = None,
-    max_retries: int = _DEFAULT_MAX_RETRIES,
-    schema: SchemaLike | None = None,
-    retry: RetryPolicy | None = None,
-    classify: Classifier | None = None,
-    soft_timeout: float | None = None,
-    isolation: Isolation | None = None,
-) -> Callable[[Handler], Task]:
+class TaskOptions(TypedDict, total=False):
+    """What `task` takes besides a name; each is explained there."""
+
+    queue: str
+    priority: Priority
+    timeout: float | None
+    max_retries: int
+    schema: SchemaLike | None
+    retry: RetryPolicy | None
+    classify: Classifier | None
+    soft_timeout: float | None
+    isolation: Isolation | None
+    limits: TypeLimits
+    concurrency_key: ConcurrencyKey | None
+    ordering: Ordering | None
+
+
+def task(name: str, **options: Unpack[TaskOptions]) -> Callable[[Handler], Task]:
     """Make a task of an `async def` or `def` function `handler(payload)` or `handler(payload, ctx)`.
 
     Args:
         name: the task type's name, e.g. "geo.nearest"; submitters use it.
+        options: see below; what is not given has its default.
+
+    Options:
         queue: the worker capability that runs it.
         priority: of submissions that give none.
         timeout: the time limit of one execution in seconds; None: the worker's default.
@@ -129,6 +149,10 @@ def task(
         isolation: where it runs. A coroutine: "inline" on the worker's own loop, "child" on a loop in a child process (usual), "alone" in a
             child process of its own. A plain function: "child" in a child process of its own (usual), or on a "thread" of the worker, which can
             not be stopped. None: as the worker's settings say.
+        limits: how many run at once and begin per second in a worker process; settings can override them (worker.limits_file).
+        concurrency_key: makes of a payload the key that the limits per key count by; None from it: counted under no key.
+        ordering: "key": tasks of this type with one affinity key begin in the order in which they were submitted, each after the attempt before it has
+            its outcome. A retry comes when it is due, behind what was submitted meanwhile.
 
     Raises:
         InvalidTaskType: the name, a default, the schema or the handler's shape can't be used.
@@ -136,34 +160,19 @@ def task(
 
     def decorate(handler: Handler) -> Task:
         # Classes that are local to the function in which the handler is defined are found in its frame.
-        signature = read_signature(name, handler, sys._getframe(1).f_locals)
-        return _make(
-            name,
-            handler,
-            signature,
-            queue=queue,
-            priority=priority,
-            timeout=timeout,
-            max_retries=max_retries,
-            schema=schema,
-            conduct=Conduct(retry=retry, classify=classify, soft_timeout=soft_timeout, isolation=isolation),
-        )
+        return _made(name, handler, sys._getframe(1).f_locals, options)
 
     return decorate
 
 
-def _make(
-    name: str,
-    handler: Handler,
-    signature: Signature,
-    *,
-    queue: str,
-    priority: Priority,
-    timeout: float | None,
-    max_retries: int,
-    schema: SchemaLike | None,
-    conduct: Conduct,
-) -> Task:
+def _made(name: str, handler: Handler, local_names: Mapping[str, Any], options: TaskOptions) -> Task:
+    if unknown := sorted(options.keys() - TaskOptions.__annotations__.keys()):
+        hint = did_you_mean(nearest(unknown[0], TaskOptions.__annotations__))
+        raise InvalidTaskType(f"task {name!r}: there is no option {unknown[0]!r}{hint}")
+    signature = read_signature(name, handler, local_names)
+    priority, timeout = options.get("priority", Priority.NORMAL), options.get("timeout")
+    kept: dict[str, Any] = {key: value for key, value in options.items() if key in _CONDUCT}
+    conduct = Conduct(**kept)
     if priority not in tuple(Priority):
         raise InvalidTaskType(f"task {name!r}: {priority!r} is no priority: high, normal or low")
     if timeout is not None and not timeout > 0:
@@ -177,11 +186,11 @@ def _make(
         )
     task_type = TaskType(
         name=name,
-        queue=queue,
-        schema=_schema(name, schema, signature),
+        queue=options.get("queue", "default"),
+        schema=_schema(name, options.get("schema"), signature),
         priority=Priority(priority),
         timeout_ms=None if timeout is None else max(1, round(timeout * _MS)),
-        max_retries=max_retries,
+        max_retries=options.get("max_retries", _DEFAULT_MAX_RETRIES),
     )
     return Task(task_type, handler, signature, conduct)
 
@@ -198,6 +207,12 @@ def _check(name: str, conduct: Conduct, timeout: float | None) -> None:
         raise InvalidTaskType(f"task {name!r}: {conduct.retry!r} is no RetryPolicy")
     if conduct.classify is not None and not callable(conduct.classify):
         raise InvalidTaskType(f"task {name!r}: {conduct.classify!r} can't be called with an exception")
+    if not isinstance(conduct.limits, TypeLimits):
+        raise InvalidTaskType(f"task {name!r}: {conduct.limits!r} is no TypeLimits")
+    if conduct.concurrency_key is not None and not callable(conduct.concurrency_key):
+        raise InvalidTaskType(f"task {name!r}: {conduct.concurrency_key!r} can't be called with a payload")
+    if conduct.ordering not in (None, "key"):
+        raise InvalidTaskType(f'task {name!r}: ordering is "key" or None, not {conduct.ordering!r}')
 
 
 def _schema(name: str, schema: SchemaLike | None, signature: Signature) -> PayloadSchema | None:
@@ -220,37 +235,11 @@ class Registry:
         self._tasks: dict[str, Task] = {}
         self.add(*tasks)
 
-    def task(
-        self,
-        name: str,
-        *,
-        queue: str = "default",
-        priority: Priority = Priority.NORMAL,
-        timeout: float | None = None,
-        max_retries: int = _DEFAULT_MAX_RETRIES,
-        schema: SchemaLike | None = None,
-        retry: RetryPolicy | None = None,
-        classify: Classifier | None = None,
-        soft_timeout: float | None = None,
-        isolation: Isolation | None = None,
-    ) -> Callable[[Handler], Task]:
+    def task(self, name: str, **options: Unpack[TaskOptions]) -> Callable[[Handler], Task]:
         """As `task`, and add it."""
 
         def decorate(handler: Handler) -> Task:
-            signature = read_signature(name, handler, sys._getframe(1).f_locals)
-            made = _make(
-                name,
-                handler,
-                signature,
-                queue=queue,
-                priority=priority,
-                timeout=timeout,
-                max_retries=max_retries,
-                schema=schema,
-                conduct=Conduct(
-                    retry=retry, classify=classify, soft_timeout=soft_timeout, isolation=isolation
-                ),
-            )
+            made = _made(name, handler, sys._getframe(1).f_locals, options)
             self.add(made)
             return made
 

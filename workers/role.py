@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, Required, TypedDict, TypeVar
 
@@ -38,8 +38,10 @@ from taskline.workers.child import ChildConfig
 from taskline.workers.children import ProcessExecutor
 from taskline.workers.children_loop import LoopExecutor
 from taskline.workers.children_server import ForkServer
+from taskline.workers.dispatch import ALL
 from taskline.workers.engine import WorkerEngine
 from taskline.workers.executor import Executor, InlineExecutor, ThreadExecutor
+from taskline.workers.limits_file import follow_limits, read_limits
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.registry import Registry
 
@@ -53,7 +55,14 @@ _FLUSH_SECONDS = 5.0
 _BATCH_MARGIN_BYTES = 2_048
 
 
-def main(settings: Settings, registry: Registry, queue: str, reference: str | None = None) -> None:
+def main(
+    settings: Settings,
+    registry: Registry,
+    queue: str,
+    reference: str | None = None,
+    *,
+    priorities: Collection[Priority] = ALL,
+) -> None:
     """Run a worker of `queue` until SIGTERM or SIGINT.
 
     Args:
@@ -61,15 +70,21 @@ def main(settings: Settings, registry: Registry, queue: str, reference: str | No
         registry: the tasks that can be run.
         queue: whose tasks are run.
         reference: `module:attribute` of the registry, by which child processes find it; None: handlers run in this process, plain ones on threads.
+        priorities: that are served; others are left to other workers.
 
     Raises:
         InvalidRegistry: the registry has no task of that queue.
+        InvalidSettings: the file of limits can't be used.
         IncompatibleSchema: a task can't read what is queued under an earlier schema.
         WrongTopology: the topics or groups are not as declared.
         OffsetLost: what the group was to run is not in the log any more.
     """
     served = served_tasks(registry, queue)
-    run_role("worker", settings.telemetry, lambda stop: run_worker(settings, served, queue, stop, reference))
+    run_role(
+        "worker",
+        settings.telemetry,
+        lambda stop: run_worker(settings, served, queue, stop, reference, priorities=priorities),
+    )
 
 
 def served_tasks(registry: Registry, queue: str) -> Registry:
@@ -87,12 +102,20 @@ def served_tasks(registry: Registry, queue: str) -> Registry:
 
 
 async def run_worker(
-    settings: Settings, registry: Registry, queue: str, stop: asyncio.Event, reference: str | None = None
+    settings: Settings,
+    registry: Registry,
+    queue: str,
+    stop: asyncio.Event,
+    reference: str | None = None,
+    *,
+    priorities: Collection[Priority] = ALL,
 ) -> None:
     """Serve `queue` with `registry` until `stop` is set; arguments and errors as `main`."""
     name = process_name()
     topics = Topics(namespace=settings.kafka.namespace)
     codec = codec_for(settings.schemas)
+    limits_file = settings.worker.limits_file
+    limits = {} if limits_file is None else read_limits(limits_file)
 
     def there(step: Callable[[], T]) -> Awaitable[T]:
         waits = pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
@@ -127,7 +150,11 @@ async def run_worker(
             ),
         )
         ports = WorkerPorts(
-            intakes={priority: _intake(settings, topics, queue, priority, name) for priority in Priority},
+            intakes={
+                priority: _intake(settings, topics, queue, priority, name)
+                for priority in Priority
+                if priority in priorities
+            },
             log=kafka_log,
             lifecycle=lifecycle,
             codec=codec,
@@ -144,6 +171,10 @@ async def run_worker(
             tiers=Tiers.of(settings.delay.tiers),
             worker=name,
         )
+        engine.limit(limits)
+        if limits_file is not None:
+            following = asyncio.create_task(follow_limits(limits_file, engine.limit), name="limits-file")
+            cleanup.callback(following.cancel)
         if server is not None:
             # The import must not use up the first tasks' time.
             await _either(server.start(), stop)
@@ -151,6 +182,7 @@ async def run_worker(
             "serving",
             worker=name,
             queue=queue,
+            priorities=[priority.value for priority in Priority if priority in priorities],
             tasks=registry.names,
             concurrency=settings.worker.concurrency,
         )

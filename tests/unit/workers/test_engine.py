@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from taskline.errors import DeliveryFailed, DeliveryUnknown, Unavailable, WrongTopology
 from taskline.infra.holes import decode_holes, encode_holes
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE, HEADER_TASK_ID, OutRecord
+from taskline.infra.watermark import WatermarkTracker
 from taskline.schemas.events import (
     DeadLetter,
     DeadLettered,
@@ -174,7 +175,7 @@ def test_metadata_that_is_not_ours_means_that_everything_runs(bench, virtually, 
 
 def test_the_most_urgent_go_first_and_many_starts_share_a_batch(bench, virtually, journal) -> None:
     async def scenario() -> None:
-        async with bench(journal.registry, concurrency=4) as b:
+        async with bench(journal.registry, concurrency=4, dispatch="drain") as b:
             for priority in Priority:
                 b.assign(0, priority=priority)
             for priority in reversed(Priority):
@@ -670,22 +671,47 @@ def test_a_full_buffer_pauses_its_intake_only_and_half_of_it_resumes(bench, virt
     virtually(scenario())
 
 
-def test_a_slow_head_holds_its_own_partition_only(bench, virtually, journal) -> None:
+def test_a_window_of_records_that_are_not_done_holds_its_own_partition_only(
+    bench, virtually, journal
+) -> None:
     async def scenario() -> None:
-        async with bench(journal.registry, window=8, prefetch=100) as b:
+        async with bench(journal.registry, window=8, prefetch=100, high_reserve=0) as b:
             b.assign(0, 1)
             intake = b.intakes[Priority.NORMAL]
-            b.push(b.submission("wait", "head"), *(b.submission("note", n) for n in range(7)))
+            b.push(*(b.submission("wait", n) for n in range(8)))
             assert intake.held == {b.name(0)}
             await asyncio.sleep(1)
             b.push(b.submission("note", "other"), partition=1)
             await asyncio.sleep(1)
             assert "other" in journal.ended
             assert intake.held == {b.name(0)}
-            journal.gate("head").set()
+            for number in range(8):
+                journal.gate(number).set()
             await asyncio.sleep(1)
             assert intake.held == set()
             assert b.committed(0).offset == 8
+
+    virtually(scenario())
+
+
+def test_behind_a_long_head_thousands_complete_and_only_the_head_is_left_to_repeat(
+    bench, virtually, journal
+) -> None:
+    async def scenario() -> None:
+        async with bench(journal.registry, window=8, prefetch=100) as b:
+            b.assign(0)
+            b.push(b.submission("wait", "head"))
+            for _ in range(500):
+                b.push(*(b.submission("note", n) for n in range(7)))
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1)
+            assert len(journal.ended) == 3_500
+            assert b.intakes[Priority.NORMAL].held == set()
+            commit = b.committed(0)
+            tracker = WatermarkTracker.resumed(b.name(0), commit)
+            again = [offset for offset in range(commit.offset, 3_501) if tracker.take(offset)]
+            assert again == [0]
+            journal.gate("head").set()
 
     virtually(scenario())
 
