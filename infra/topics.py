@@ -56,6 +56,10 @@ class Topics:
         """The topic of a queue's cancel notices (one partition)."""
         return f"{self.namespace}tasks.cancels.{queue}"
 
+    def leases(self, queue: str) -> str:
+        """The topic of a queue's lease guards that have come due (tasks lent to workers of the HTTP protocol)."""
+        return f"{self.namespace}tasks.leases.{queue}"
+
     @property
     def scheduled(self) -> str:
         """The topic of submissions that are not due yet; the delay role moves them into the tiers."""
@@ -83,6 +87,10 @@ class Topics:
     def worker_group(self, queue: str, priority: Priority) -> str:
         """The consumer group that runs a queue's tasks of one priority."""
         return f"{self.namespace}taskline-worker-{queue}-{priority.value}"
+
+    def lease_group(self, queue: str) -> str:
+        """The consumer group that looks after a queue's leases: its gateways."""
+        return f"{self.namespace}taskline-leases-{queue}"
 
     @property
     def projector_group(self) -> str:
@@ -136,6 +144,8 @@ def topology(settings: Settings) -> tuple[TopicSpec, ...]:
             )
             for queue in declared.queues
         ),
+        # As many gateways share them as a queue can have workers.
+        *(spec(names.leases(queue), declared.dispatch_partitions) for queue in declared.queues),
         spec(names.lifecycle, declared.lanes, fixed=True),
         *(waiting(name) for name in waiting_topics(settings)),
         spec(

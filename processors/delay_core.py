@@ -59,12 +59,17 @@ class Router:
     """The rules for one topology."""
 
     def __init__(self, topics: Topics, tiers: Tiers, queues: Iterable[str]) -> None:
-        """Route to the dispatch topics of `queues` by way of `tiers`."""
+        """Route to the dispatch topics of `queues`, and to their topic of lease guards, by way of `tiers`."""
         self._dlq = topics.dlq
         self._tiers = tiers
         self._tier_topics = {tier: topics.delay(tier.name) for tier in tiers.tiers}
         self._targets = frozenset(
-            topics.dispatch(queue, priority) for queue in queues for priority in Priority
+            topic
+            for queue in queues
+            for topic in (
+                topics.leases(queue),
+                *(topics.dispatch(queue, priority) for priority in Priority),
+            )
         )
         self._names = topics
 

@@ -176,6 +176,10 @@ def _int_in(value: int) -> int:
     return value
 
 
+def _optional_int_in(value: int | None) -> int | None:
+    return None if value is None else _int_in(value)
+
+
 def _id_in(value: bytes | None) -> uuid.UUID | None:
     return None if value is None else task_id_of(value)
 
@@ -201,12 +205,19 @@ def _errors_in(entries: list[dict[str, Any]]) -> tuple[events.AttemptError, ...]
     )
 
 
+def _leases_in(entries: list[dict[str, Any]]) -> tuple[events.LeaseRef, ...]:
+    return tuple(
+        events.LeaseRef(task_id=task_id_of(entry["task_id"]), execution=task_id_of(entry["execution"]))
+        for entry in entries
+    )
+
+
 # Fields whose Python type is not Avro's, or is wider; a field's name means the same in every record.
 _IN: dict[str, Callable[[Any], Any]] = {
     "attempt": _int_in,
     "max_retries": _int_in,
     "generation": _int_in,
-    "source_partition": _int_in,
+    "source_partition": _optional_int_in,
     "task_id": _id_in,
     "root_id": _id_in,
     "replay_of": _id_in,
@@ -219,4 +230,5 @@ _IN: dict[str, Callable[[Any], Any]] = {
     "errors": _errors_in,
     "priority": {priority.value: priority for priority in Priority}.__getitem__,
     "events": _entries_in,
+    "leases": _leases_in,
 }

@@ -103,6 +103,25 @@ class Started(LifecycleEvent):
     source_topic: str
     source_partition: int
     source_offset: int
+    # The end of its lease, when the task is lent to a worker of the HTTP protocol.
+    lease_until: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseExtended(LifecycleEvent):
+    """A worker of the HTTP protocol keeps a task for longer."""
+
+    execution: TaskId
+    lease_until: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedOut(LifecycleEvent):
+    """A lease ended without an outcome."""
+
+    execution: TaskId
+    # The end that passed; a lease that ends later is not closed by this.
+    lease_until: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +163,9 @@ class RetryScheduled(LifecycleEvent):
 
 # What stands for an exception's class where a process died instead.
 PROCESS_DIED = "ProcessDied"
+# And where a lease ended without an outcome; and the text beside it.
+LEASE_EXPIRED = "LeaseExpired"
+LEASE_EXPIRED_MESSAGE = "the lease ended without an outcome"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +183,11 @@ class Expired(LifecycleEvent):
     """Not worth starting any more."""
 
     ends: ClassVar[bool] = True
+
+    # The dispatch record that is not run; None: from a worker that did not say.
+    source_topic: str | None = None
+    source_partition: int | None = None
+    source_offset: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,6 +299,22 @@ class CancelNotice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseRef:
+    """One lease of a guard."""
+
+    task_id: TaskId
+    execution: TaskId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseGuard:
+    """Leases that end about when this record is due."""
+
+    retain_until: int
+    leases: tuple[LeaseRef, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskTypeRegistered:
     """A task type, or a new payload schema of one."""
 
@@ -291,11 +334,14 @@ Record = (
     | DeadLetter
     | DeadLetterResolved
     | CancelNotice
+    | LeaseGuard
     | TaskTypeRegistered
 )
 
 LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (
     Started,
+    LeaseExtended,
+    TimedOut,
     Released,
     Succeeded,
     Failed,
@@ -313,6 +359,7 @@ RECORDS: tuple[type[Record], ...] = (
     DeadLetter,
     DeadLetterResolved,
     CancelNotice,
+    LeaseGuard,
     TaskTypeRegistered,
 )
 

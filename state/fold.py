@@ -17,11 +17,15 @@ Rules (each is a property test):
 - `Crashed` closes its own execution too. One that ran alone has failed; one that shared its process spent nothing, and is `pending`
   until it is started again.
 - `RetryScheduled` says until when the next attempt waits, unless a later attempt has started already.
-- `DeadLettered` ends the task. So does `Expired`, except while an execution is open: then another copy of the record was dropped,
-  and the execution's own end counts.
+- `DeadLettered` ends the task. So does `Expired`, which supersedes an open execution of its dispatch record, as Started does. While another
+  execution is open it ends nothing: then another copy of the record was dropped, and the execution's own end counts.
 - `CancelRequested` ends the task if it is not over and no execution is open, and is history otherwise: what waits can be withdrawn,
   what runs (or whose worker died a moment ago) can't.
 - `Cancelled` is an abort: it closes its own execution, and ends the task unless another execution is open.
+- An execution on a *lease* (a Started with lease_until) is fenced: no outcome of it (`Succeeded`, `Failed`, `Cancelled`, `Released`) counts
+  unless it is open at that place, since what followed the lease's end has begun elsewhere by then.
+- `LeaseExtended` moves the end of an open lease, and never to an earlier one. `TimedOut` closes an open execution whose lease ends no later
+  than it says, as a failed one; it changes nothing else.
 - The first end wins for ever. Later events are history: they appear in the attempts and change no field of the state.
 - An execution id opens once; a second `Started` under it (a re-sent batch) moves nothing.
 """
@@ -35,6 +39,8 @@ from enum import StrEnum
 from typing import Any
 
 from taskline.schemas.events import (
+    LEASE_EXPIRED,
+    LEASE_EXPIRED_MESSAGE,
     MAX_BATCH_EVENTS,
     PROCESS_DIED,
     Cancelled,
@@ -44,12 +50,14 @@ from taskline.schemas.events import (
     ErrorCategory,
     Expired,
     Failed,
+    LeaseExtended,
     LifecycleEvent,
     Released,
     RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
+    TimedOut,
 )
 from taskline.schemas.ids import TaskId, created_at_ms, from_ms
 from taskline.state.status import TaskError, TaskState, TaskStatus
@@ -67,6 +75,8 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
     # It was aborted.
     CANCELLED = "cancelled"
+    # Its lease ended without an outcome.
+    TIMED_OUT = "timed_out"
     # Its dispatch record was started again elsewhere; it has not reported since.
     SUPERSEDED = "superseded"
 
@@ -86,6 +96,8 @@ class Attempt:
     error: TaskError | None
     # Why it was handed back, in a word; None: it was not.
     reason: str | None
+    # When its lease ends or ended; None: it has none.
+    lease_until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +141,7 @@ class TaskHistory:
 
 def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent], marks: Marks = NO_MARKS) -> TaskState:
     """The task's state after these events, which must be its own and in lane order."""
-    task = _Task(submission, marks)
+    task = Progress(submission, marks)
     for event in events:
         task.apply(event)
     return task.state()
@@ -137,21 +149,27 @@ def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent], marks: Mar
 
 def history(submission: TaskSubmitted, events: Iterable[LaneEvent], marks: Marks = NO_MARKS) -> TaskHistory:
     """The task's state, its executions one by one, and its events, which must be in lane order."""
-    task = _Task(submission, marks)
+    task = Progress(submission, marks)
     kept = tuple(events)
     for placed in kept:
         task.apply(placed.event)
-    attempts = tuple(execution.row() for execution in task.executions.values())
-    return TaskHistory(state=task.state(), attempts=attempts, events=kept)
+    return TaskHistory(state=task.state(), attempts=task.rows(), events=kept)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Execution:
     started: Started
+    # The end of its lease, extensions included.
+    lease_until: int | None
     outcome: Outcome = Outcome.RUNNING
     ended_at: int | None = None
     error: TaskError | None = None
     reason: str | None = None
+
+    @property
+    def fenced(self) -> bool:
+        """Whether no outcome of it counts any more."""
+        return self.lease_until is not None and self.outcome is not Outcome.RUNNING
 
     def close(self, outcome: Outcome, at: int) -> bool:
         """Close it; False when it was closed by a report of its own before."""
@@ -170,13 +188,15 @@ class _Execution:
             ended_at=None if self.ended_at is None else from_ms(self.ended_at),
             error=self.error,
             reason=self.reason,
+            lease_until=None if self.lease_until is None else from_ms(self.lease_until),
         )
 
 
-class _Task:
+class Progress:
     """The fold in progress. `status` and what stands beside it freeze at the first end; `executions` go on."""
 
     def __init__(self, submission: TaskSubmitted, marks: Marks) -> None:
+        """Begin with the submission alone."""
         self.submission = submission
         self.marks = marks
         waits = submission.delayed and not marks.dispatched
@@ -190,7 +210,22 @@ class _Task:
         self.result: bytes | None = None
         self.reason: str | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether the task has ended."""
+        return self.status.ended
+
+    def outcome_of(self, execution: TaskId) -> Outcome | None:
+        """How an execution stands; None: it has not started."""
+        found = self.executions.get(execution)
+        return None if found is None else found.outcome
+
+    def rows(self) -> tuple[Attempt, ...]:
+        """The executions, in the order in which they started."""
+        return tuple(execution.row() for execution in self.executions.values())
+
     def apply(self, event: LifecycleEvent) -> None:
+        """Go on by one event."""
         over = self.status.ended
         status = _RULES[type(event)](self, event, over)
         if not over:
@@ -199,9 +234,11 @@ class _Task:
                 self.ended_at = event.at
 
     def running(self) -> bool:
+        """Whether an execution is open."""
         return any(execution.outcome is Outcome.RUNNING for execution in self.executions.values())
 
     def state(self) -> TaskState:
+        """What the task is now."""
         submission, started, retry = self.submission, self.last_started, self.retry
         waits = retry is not None and self.status is TaskStatus.FAILED
         return TaskState(
@@ -231,18 +268,11 @@ class _Task:
         )
 
 
-def _started(task: _Task, event: Started, over: bool) -> TaskStatus:
+def _started(task: Progress, event: Started, over: bool) -> TaskStatus:
     if event.execution in task.executions:
         return task.status
-    source = (event.source_topic, event.source_partition, event.source_offset)
-    for execution in task.executions.values():
-        other = execution.started
-        if (
-            execution.outcome is Outcome.RUNNING
-            and (other.source_topic, other.source_partition, other.source_offset) == source
-        ):
-            execution.close(Outcome.SUPERSEDED, event.at)
-    task.executions[event.execution] = _Execution(started=event)
+    _supersede(task, event)
+    task.executions[event.execution] = _Execution(started=event, lease_until=event.lease_until)
     if not over:
         task.last_started = event
         task.attempt = max(task.attempt, event.attempt)
@@ -251,7 +281,19 @@ def _started(task: _Task, event: Started, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING
 
 
-def _released(task: _Task, event: Released, over: bool) -> TaskStatus:
+def _supersede(task: Progress, event: Started | Expired) -> None:
+    """The dispatch record was delivered again: whoever had it was thought dead."""
+    source = (event.source_topic, event.source_partition, event.source_offset)
+    for execution in task.executions.values():
+        other = execution.started
+        if (
+            execution.outcome is Outcome.RUNNING
+            and (other.source_topic, other.source_partition, other.source_offset) == source
+        ):
+            execution.close(Outcome.SUPERSEDED, event.at)
+
+
+def _released(task: Progress, event: Released, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is None or execution.outcome is not Outcome.RUNNING:
         return task.status
@@ -260,11 +302,11 @@ def _released(task: _Task, event: Released, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
 
 
-def _failed(task: _Task, event: Failed, over: bool) -> TaskStatus:
+def _failed(task: Progress, event: Failed, over: bool) -> TaskStatus:
     return _ended_badly(task, event, Outcome.FAILED, _error(event), over)
 
 
-def _crashed(task: _Task, event: Crashed, over: bool) -> TaskStatus:
+def _crashed(task: Progress, event: Crashed, over: bool) -> TaskStatus:
     if event.alone:
         return _ended_badly(task, event, Outcome.CRASHED, _crash(event), over)
     execution = task.executions.get(event.execution)
@@ -275,12 +317,33 @@ def _crashed(task: _Task, event: Crashed, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
 
 
+def _timed_out(task: Progress, event: TimedOut, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if (
+        execution is None
+        or execution.outcome is not Outcome.RUNNING
+        or execution.lease_until is None
+        or execution.lease_until > event.lease_until
+    ):
+        return task.status
+    return _ended_badly(task, event, Outcome.TIMED_OUT, _lease_error(event), over)
+
+
+def _lease_extended(task: Progress, event: LeaseExtended, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is not None and execution.outcome is Outcome.RUNNING and execution.lease_until is not None:
+        execution.lease_until = max(execution.lease_until, event.lease_until)
+    return task.status
+
+
 def _ended_badly(
-    task: _Task, event: Failed | Crashed, outcome: Outcome, error: TaskError, over: bool
+    task: Progress, event: Failed | Crashed | TimedOut, outcome: Outcome, error: TaskError, over: bool
 ) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is not None and execution.fenced:
+        return task.status
     if not over:
         task.last_error = error
-    execution = task.executions.get(event.execution)
     if execution is None:
         return task.status
     was_open = execution.outcome is Outcome.RUNNING
@@ -291,46 +354,53 @@ def _ended_badly(
     return TaskStatus.FAILED
 
 
-def _retry_scheduled(task: _Task, event: RetryScheduled, over: bool) -> TaskStatus:
+def _retry_scheduled(task: Progress, event: RetryScheduled, over: bool) -> TaskStatus:
     if over or event.attempt < task.attempt or task.running():
         return task.status
     task.retry = event
     return TaskStatus.FAILED
 
 
-def _expired(task: _Task, event: Expired, over: bool) -> TaskStatus:
+def _expired(task: Progress, event: Expired, over: bool) -> TaskStatus:
+    _supersede(task, event)
     return task.status if task.running() else TaskStatus.EXPIRED
 
 
-def _cancel_requested(task: _Task, event: CancelRequested, over: bool) -> TaskStatus:
+def _cancel_requested(task: Progress, event: CancelRequested, over: bool) -> TaskStatus:
     return task.status if task.running() else TaskStatus.CANCELLED
 
 
-def _cancelled(task: _Task, event: Cancelled, over: bool) -> TaskStatus:
+def _cancelled(task: Progress, event: Cancelled, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None:
+        if execution.fenced:
+            return task.status
         execution.close(Outcome.CANCELLED, event.at)
     return task.status if task.running() else TaskStatus.CANCELLED
 
 
-def _succeeded(task: _Task, event: Succeeded, over: bool) -> TaskStatus:
+def _succeeded(task: Progress, event: Succeeded, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None:
+        if execution.fenced:
+            return task.status
         execution.close(Outcome.SUCCEEDED, event.at)
     if not over:
         task.result = event.result
     return TaskStatus.COMPLETED
 
 
-def _dead_lettered(task: _Task, event: DeadLettered, over: bool) -> TaskStatus:
+def _dead_lettered(task: Progress, event: DeadLettered, over: bool) -> TaskStatus:
     if not over:
         task.reason = event.reason
     return TaskStatus.DEAD
 
 
 # What each kind of event does: updates what it owns, and returns the status that follows (unused once the task is over).
-_RULES: dict[type[LifecycleEvent], Callable[[_Task, Any, bool], TaskStatus]] = {
+_RULES: dict[type[LifecycleEvent], Callable[[Progress, Any, bool], TaskStatus]] = {
     Started: _started,
+    LeaseExtended: _lease_extended,
+    TimedOut: _timed_out,
     Released: _released,
     Failed: _failed,
     Succeeded: _succeeded,
@@ -352,6 +422,18 @@ def _error(failed: Failed) -> TaskError:
         category=failed.category,
         attempt=failed.attempt,
         at=from_ms(failed.at),
+    )
+
+
+def _lease_error(timed_out: TimedOut) -> TaskError:
+    return TaskError(
+        error_class=LEASE_EXPIRED,
+        message=LEASE_EXPIRED_MESSAGE,
+        traceback=None,
+        retryable=True,
+        category=ErrorCategory.TIMEOUT,
+        attempt=timed_out.attempt,
+        at=from_ms(timed_out.at),
     )
 
 

@@ -2,7 +2,7 @@
 
     scheduled ──► pending ── Started ──► running ── Succeeded ──► completed
                      ▲                   │     │
-                     └──── Released ─────┘     │ Failed, Crashed
+                     └──── Released ─────┘     │ Failed, Crashed, TimedOut
                                                ▼
                   running ◄── Started ────── failed ── DeadLettered ──► dead
 
@@ -28,12 +28,14 @@ from taskline.schemas.events import (
     ErrorCategory,
     Expired,
     Failed,
+    LeaseExtended,
     LifecycleEvent,
     Priority,
     Released,
     RetryScheduled,
     Started,
     Succeeded,
+    TimedOut,
 )
 from taskline.schemas.ids import TaskId
 
@@ -94,6 +96,8 @@ END_STATES = frozenset(status for status, moves in TRANSITIONS.items() if not mo
 # fold also knows what came before.
 STATUS_AFTER: Mapping[type[LifecycleEvent], TaskStatus] = {
     Started: TaskStatus.RUNNING,
+    LeaseExtended: TaskStatus.RUNNING,
+    TimedOut: TaskStatus.FAILED,
     Released: TaskStatus.PENDING,
     Succeeded: TaskStatus.COMPLETED,
     Failed: TaskStatus.FAILED,

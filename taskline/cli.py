@@ -19,6 +19,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "cancel": ("taskline.client.cli", "cancel", "client", "Withdraw a task (HTTP API)."),
     "delay": ("taskline.processors.delay_cli", "delay", "", "Move what waits to where it is due."),
     "dlq": ("taskline.producers.dlq_cli", "dlq", "view", "Look at dead letters, replay and discard them."),
+    "gateway": ("taskline.api.gateway_cli", "gateway", "api", "Serve workers in any language over HTTP."),
     "keys": ("taskline.api.keys_cli", "keys", "api", "Make, list and revoke API keys."),
     "list": ("taskline.client.cli", "list_", "client", "List tasks, newest first (HTTP API)."),
     "local": ("taskline.infra.local.cli", "local", "local", "Run Kafka and Cassandra on this machine."),

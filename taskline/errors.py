@@ -303,6 +303,28 @@ class NotReplayable(DeadLetterError):
     """The dead letter holds nothing that could be run again."""
 
 
+# ---- leases --------------------------------------------------------------------------------------------------
+
+
+class StaleLease(TasklineError):
+    """A worker reports about a lease that is over, or that nobody gave it; nothing was changed."""
+
+    def __init__(self, task_id: object, reason: str) -> None:
+        """Name the task, and say why the lease does not hold."""
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"the lease of task {task_id} does not hold: {reason}")
+
+
+class OutcomeUnknown(TasklineError):
+    """Whether a worker's report counts was not known in time; the same report may be made again."""
+
+    def __init__(self, task_id: object, reason: str) -> None:
+        """Name the task, and say what was waited for."""
+        self.task_id = task_id
+        super().__init__(f"what became of the report about task {task_id} is not known yet: {reason}")
+
+
 # ---- the local machine -------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,8 @@ from taskline.workers.trail import Trail, decode_trail
 log = structlog.get_logger(__name__)
 
 UNDECODABLE = "undecodable"
+# Why an execution was opened and not begun.
+OVER = "over"
 
 
 class Recorder:
@@ -143,7 +145,13 @@ class Recorder:
         submission, attempt = admitted.submission, admitted.attempt
         metrics.EXPIRED.labels(admitted.task.name).inc()
         log.warning("task expired", start_by_ms=submission.start_by, **run.facts())
-        over = Expired(**self._common(submission, attempt))
+        place = run.position
+        over = Expired(
+            **self._common(submission, attempt),
+            source_topic=place.topic,
+            source_partition=place.partition,
+            source_offset=place.offset,
+        )
         if failure is None:
             await self._events(over)
         else:
@@ -153,6 +161,13 @@ class Recorder:
         """The execution was stopped, or not begun, since its task was to be aborted."""
         log.info("task aborted", **run.facts())
         await self._events(Cancelled(**self._common(admitted.submission, admitted.attempt), execution=run.id))
+
+    async def dropped(self, run: Execution, admitted: Admitted) -> None:
+        """The execution was not begun, since its task was over: else it would read as running in the history for ever."""
+        log.info("task is over (cancelled, most likely); not run", **run.facts())
+        await self._events(
+            Released(**self._common(admitted.submission, admitted.attempt), execution=run.id, reason=OVER)
+        )
 
     def released(self, run: Execution, reason: str) -> Future[Position]:
         """An execution was handed back unfinished; appended once, since a missing Released does no harm."""

@@ -200,18 +200,23 @@ def _needed(settings: Settings, queues: Collection[str]) -> list[TopicSpec]:
         topic
         for queue in settings.topics.queues
         if queue not in queues
-        for topic in (names.cancels(queue), *(names.dispatch(queue, priority) for priority in Priority))
+        for topic in (
+            names.cancels(queue),
+            names.leases(queue),
+            *(names.dispatch(queue, priority) for priority in Priority),
+        )
     }
     return [spec for spec in topology(settings) if spec.name not in others]
 
 
 def _worker_groups(settings: Settings, queues: Collection[str]) -> tuple[GroupTopic, ...]:
     names = Topics(namespace=settings.kafka.namespace)
-    return tuple(
+    workers = (
         GroupTopic(names.worker_group(queue, priority), names.dispatch(queue, priority))
         for queue in queues
         for priority in Priority
     )
+    return (*workers, *(GroupTopic(names.lease_group(queue), names.leases(queue)) for queue in queues))
 
 
 def _delay_group(settings: Settings) -> tuple[GroupTopic, ...]:

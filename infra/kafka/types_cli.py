@@ -6,15 +6,21 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from taskline.errors import InvalidTaskType
+from taskline.errors import InvalidOption, InvalidTaskType
 from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.tables import print_table
+from taskline.infra.topics import DEFAULT_QUEUE
+from taskline.schemas.catalogue import Registration
+from taskline.schemas.events import Priority
+from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
-from taskline.settings import Settings
+from taskline.settings import Settings, duration_ms
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -36,14 +42,59 @@ def register(settings: Settings, registry: str, as_json: bool) -> None:
     """
     found = _types_of(registry)
     with TypeDirectory(settings) as directory:
-        registrations = directory.register(found)
-    if as_json:
-        click.echo(
-            json.dumps([{"task_type": each.task_type, "outcome": each.outcome} for each in registrations])
-        )
-        return
-    for each in registrations:
-        click.echo(f"{each.outcome} {each.task_type}")
+        _print_registrations(directory.register(found), as_json=as_json)
+
+
+@types.command()
+@click.argument("name")
+@click.option("--queue", default=DEFAULT_QUEUE, show_default=True, help="The queue that its tasks go to.")
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the payload's Avro schema. [default: any JSON is taken]",
+)
+@click.option(
+    "--priority",
+    type=click.Choice([priority.value for priority in Priority]),
+    default=Priority.NORMAL.value,
+    show_default=True,
+    help="Of tasks that ask for none.",
+)
+@click.option("--timeout", help="How long one execution may take, e.g. 90s. [default: the worker's]")
+@click.option(
+    "--max-retries", type=int, default=3, show_default=True, help="Attempts that may follow the first."
+)
+@_as_json
+@click.pass_obj
+def define(
+    settings: Settings,
+    *,
+    name: str,
+    queue: str,
+    schema: Path | None,
+    priority: str,
+    timeout: str | None,
+    max_retries: int,
+    as_json: bool,
+) -> None:
+    """Register one task type without a handler in Python, for workers in other languages.
+
+    Safe to repeat, and refused, as `register` is.
+    """
+    try:
+        timeout_ms = None if timeout is None else duration_ms(timeout)
+    except ValueError as error:
+        raise InvalidOption("--timeout", str(error)) from error
+    task_type = TaskType(
+        name=name,
+        queue=queue,
+        schema=None if schema is None else PayloadSchema.parse(schema.read_text(encoding="utf-8")),
+        priority=Priority(priority),
+        timeout_ms=timeout_ms,
+        max_retries=max_retries,
+    )
+    with TypeDirectory(settings) as directory:
+        _print_registrations(directory.register((task_type,)), as_json=as_json)
 
 
 @types.command(name="list")
@@ -79,6 +130,15 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
         click.echo(f"{key}: {'-' if value is None else value}")
     for number, version in enumerate(versions, start=1):
         click.echo(f"schema {number} ({version['fingerprint']}):\n{json.dumps(version['schema'], indent=2)}")
+
+
+def _print_registrations(registrations: Iterable[Registration], *, as_json: bool) -> None:
+    rows = [{"task_type": each.task_type, "outcome": each.outcome} for each in registrations]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows:
+        click.echo(f"{row['outcome']} {row['task_type']}")
 
 
 def _types_of(registry: str) -> tuple[TaskType, ...]:

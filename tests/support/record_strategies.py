@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from taskline.schemas.events import RECORDS, AttemptError, LifecycleEntry
+from taskline.schemas.events import RECORDS, AttemptError, LeaseRef, LifecycleEntry
 
 _LONG = st.integers(-(2**63), 2**63 - 1)
 _INT = st.integers(-(2**31), 2**31 - 1)
@@ -52,6 +52,8 @@ def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(records(LifecycleEntry), max_size=4).map(tuple)
     if hint == tuple[AttemptError, ...]:
         return st.lists(records(AttemptError), max_size=3).map(tuple)
+    if hint == tuple[LeaseRef, ...]:
+        return st.lists(records(LeaseRef), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     simple: dict[Any, st.SearchStrategy[Any]] = {
@@ -65,6 +67,8 @@ def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
 def _plain(hint: Any) -> Any:
     if hint == tuple[LifecycleEntry, ...]:
         return (plain_record(LifecycleEntry),)
+    if hint == tuple[LeaseRef, ...]:
+        return (plain_record(LeaseRef),)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
     return {str: "text", bytes: b"bytes", int: 7, bool: True, uuid.UUID: uuid.UUID(int=7)}[hint]

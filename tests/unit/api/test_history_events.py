@@ -18,6 +18,7 @@ from taskline.schemas.events import (
     DeadLettered,
     Expired,
     Failed,
+    LeaseExtended,
     LifecycleEvent,
     Priority,
     Released,
@@ -25,6 +26,7 @@ from taskline.schemas.events import (
     Started,
     Succeeded,
     TaskSubmitted,
+    TimedOut,
 )
 from taskline.schemas.ids import new_task_id
 from taskline.state.fold import LaneEvent, history
@@ -41,6 +43,8 @@ COMMON: dict[str, Any] = {
 }
 FIELDS: dict[type[LifecycleEvent], dict[str, Any]] = {
     Started: {"execution": EXECUTION, "source_topic": "t", "source_partition": 0, "source_offset": 0},
+    LeaseExtended: {"execution": EXECUTION, "lease_until": NOW_MS + 1_500},
+    TimedOut: {"execution": EXECUTION, "lease_until": NOW_MS + 1_500},
     Released: {"execution": EXECUTION, "reason": "shutdown"},
     Succeeded: {"execution": EXECUTION},
     Failed: {"execution": EXECUTION, "error_class": "E", "message": "m", "retryable": True},
@@ -88,3 +92,13 @@ def test_a_scheduled_retry_says_when() -> None:
 def test_a_crash_says_of_what_and_whose() -> None:
     row = row_of(Crashed(**COMMON, **FIELDS[Crashed]))
     assert (row["reason"], row["alone"], row["execution"]) == ("signal SIGSEGV", True, str(EXECUTION))
+
+
+@pytest.mark.parametrize("kind", [LeaseExtended, TimedOut])
+def test_a_lease_says_when_it_ends(kind: type[LifecycleEvent]) -> None:
+    row = row_of(kind(**COMMON, **FIELDS[kind]))
+    assert (row["lease_until"], row["execution"]) == ("2025-11-24T16:00:01.500Z", str(EXECUTION))
+
+
+def test_a_start_without_a_lease_says_nothing_of_one() -> None:
+    assert "lease_until" not in row_of(Started(**COMMON, **FIELDS[Started]))

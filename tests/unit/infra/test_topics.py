@@ -128,3 +128,11 @@ def test_names_of_the_default_queue_are_short() -> None:
     names = Topics(namespace="n.")
     assert names.dispatch("default", Priority.HIGH) == "n.tasks.high"
     assert names.dispatch("gpu", Priority.LOW) == "n.tasks.gpu.low"
+
+
+def test_each_queue_has_a_topic_of_lease_guards() -> None:
+    queues = ("default", "gpu")
+    specs = {spec.name for spec in topology(Settings.model_validate({"topics": {"queues": queues}}))}
+    assert {Topics().leases(queue) for queue in queues} == {
+        name for name in specs if name.startswith("tasks.leases.")
+    }

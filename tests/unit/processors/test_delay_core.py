@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -151,6 +152,15 @@ def test_a_record_that_is_due_already_goes_to_its_target_at_once() -> None:
     held = router().admit(landed(submission(NOW - 5), NOW), router().scheduled(), NOW)
     assert held.until_ms <= NOW
     assert router().release(held, NOW).topic == "n.tasks.mail.high"
+
+
+def test_a_guard_of_leases_goes_to_its_queue_s_topic() -> None:
+    guard = submission(NOW - 5)
+    guard = replace(guard, headers={**guard.headers, HEADER_TARGET: b"n.tasks.leases.mail"})
+    held = router().admit(landed(guard, NOW), router().scheduled(), NOW)
+    assert router().release(held, NOW).topic == "n.tasks.leases.mail"
+    unknown = replace(guard, headers={**guard.headers, HEADER_TARGET: b"n.tasks.leases.other"})
+    assert router().admit(landed(unknown, NOW), router().scheduled(), NOW).cause is not None
 
 
 def test_a_record_waits_in_a_tier_for_its_length_since_its_append_and_no_longer_than_it_has_left() -> None:

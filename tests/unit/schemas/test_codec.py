@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from record_strategies import any_record, plain_record, records
 
 from taskline.errors import UndecodableRecord, UnknownSchema
-from taskline.schemas.codec import Codec
+from taskline.schemas.codec import SINGLE_OBJECT_MAGIC, Codec
 from taskline.schemas.contracts import Contract, contract, contracts, fingerprint_of
 from taskline.schemas.events import (
     LIFECYCLE_EVENTS,
@@ -174,3 +174,13 @@ def test_every_record_has_a_documented_contract() -> None:
         assert document["namespace"] == "taskline"
         assert document["doc"]
         assert all(field["doc"] for field in document["fields"])
+
+
+def test_a_start_from_before_there_were_leases_has_none() -> None:
+    old = contracts()["Started"][1]
+    plain, now = plain_record(Started), contract("Started")
+    body = CODEC.encode(plain).removeprefix(SINGLE_OBJECT_MAGIC + now.fingerprint)
+    # The earlier schema's body is the same without the field at the end.
+    read = CODEC.decode(SINGLE_OBJECT_MAGIC + old.fingerprint + body[:-1], Started)
+    assert read == plain
+    assert read.lease_until is None

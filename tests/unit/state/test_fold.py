@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from taskline.schemas.events import (
     DeadLettered,
     Expired,
     Failed,
+    LeaseExtended,
     LifecycleEvent,
     Priority,
     Released,
@@ -25,9 +27,11 @@ from taskline.schemas.events import (
     Started,
     Succeeded,
     TaskSubmitted,
+    TimedOut,
 )
 from taskline.schemas.ids import from_ms, new_task_id
 from taskline.state.fold import _RULES, LaneEvent, Marks, Outcome, fold, history
+from taskline.state.leases import lease_of
 from taskline.state.status import END_STATES, STATUS_AFTER, TRANSITIONS, TaskStatus
 
 NOW = 1_800_000_000_000
@@ -67,6 +71,18 @@ def started(execution: uuid.UUID = A, *, source: int = 0, **values: object) -> S
     )
 
 
+def lent(execution: uuid.UUID = A, *, until: int = 1_000, source: int = 0, **values: object) -> Started:
+    return replace(started(execution, source=source, **values), lease_until=NOW + until)
+
+
+def extended(execution: uuid.UUID = A, *, until: int = 2_000, **values: object) -> LeaseExtended:
+    return LeaseExtended(**common(**values), execution=execution, lease_until=NOW + until)
+
+
+def timed_out(execution: uuid.UUID = A, *, until: int = 1_000, **values: object) -> TimedOut:
+    return TimedOut(**common(**values), execution=execution, lease_until=NOW + until)
+
+
 def released(execution: uuid.UUID = A, **values: object) -> Released:
     return Released(**common(**values), execution=execution, reason="shutdown")
 
@@ -97,8 +113,16 @@ def crashed(execution: uuid.UUID = A, *, alone: bool = True, **values: object) -
     return Crashed(**common(**values), execution=execution, cause="signal SIGSEGV", alone=alone)
 
 
-def expired(**values: object) -> Expired:
-    return Expired(**common(**values))
+def expired(*, source: int | None = None, **values: object) -> Expired:
+    if source is None:
+        return Expired(**common(**values))
+    place = started(source=source)
+    return Expired(
+        **common(**values),
+        source_topic=place.source_topic,
+        source_partition=place.source_partition,
+        source_offset=place.source_offset,
+    )
 
 
 def cancel(*, abort: bool = False, **values: object) -> CancelRequested:
@@ -200,7 +224,16 @@ def test_a_task_that_is_not_worth_starting_any_more() -> None:
     assert statuses(expired()) == ["pending", "expired"]
     assert statuses(started(), failed(), expired())[-1] == "expired"
     # A copy of the record was dropped while the task ran: its own end counts.
+    assert statuses(started(), expired(source=9), succeeded())[1:] == ["running", "running", "completed"]
+    # A worker that does not say which record it dropped.
     assert statuses(started(), expired(), succeeded())[1:] == ["running", "running", "completed"]
+
+
+def test_a_task_whose_worker_died_expires_when_its_record_comes_again_too_late() -> None:
+    events = (started(), expired(source=0))
+    assert statuses(*events) == ["pending", "running", "expired"]
+    (row,) = history(SUBMITTED, placed(events)).attempts
+    assert row.outcome is Outcome.SUPERSEDED
 
 
 @pytest.mark.parametrize(
@@ -354,6 +387,28 @@ lives = st.lists(
             st.integers(1, 3),
             st.integers(0, 99),
         ),
+        st.builds(
+            lambda execution, until, source, attempt, at: lent(
+                execution, until=until, source=source, attempt=attempt, at=at
+            ),
+            executions,
+            st.integers(1, 3),
+            st.integers(0, 1),
+            st.integers(1, 3),
+            st.integers(0, 99),
+        ),
+        st.builds(
+            lambda execution, until, at: extended(execution, until=until, at=at),
+            executions,
+            st.integers(1, 3),
+            st.integers(0, 99),
+        ),
+        st.builds(
+            lambda execution, until, at: timed_out(execution, until=until, at=at),
+            executions,
+            st.integers(1, 3),
+            st.integers(0, 99),
+        ),
         st.builds(lambda execution, at: released(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda execution, at: failed(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda execution, at: succeeded(execution, at=at), executions, st.integers(0, 99)),
@@ -364,7 +419,11 @@ lives = st.lists(
             st.integers(0, 99),
         ),
         st.builds(lambda attempt, at: retry(attempt=attempt, at=at), st.integers(1, 3), st.integers(0, 99)),
-        st.builds(lambda at: expired(at=at), st.integers(0, 99)),
+        st.builds(
+            lambda source, at: expired(source=source, at=at),
+            st.sampled_from((None, 0, 1, 9)),
+            st.integers(0, 99),
+        ),
         st.builds(lambda abort, at: cancel(abort=abort, at=at), st.booleans(), st.integers(0, 99)),
         st.builds(lambda execution, at: cancelled(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda at: dead(at=at), st.integers(0, 99)),
@@ -416,6 +475,83 @@ def test_history_and_state_agree(events: list[LifecycleEvent]) -> None:
     running = any(row.outcome is Outcome.RUNNING for row in told.attempts)
     if not told.state.status.ended:
         assert running == (told.state.status is TaskStatus.RUNNING)
+
+
+@given(lives, lives, st.sampled_from((succeeded, failed, cancelled, timed_out, released, extended)))
+def test_a_lease_that_was_closed_reports_nothing_any_more(
+    events: list[LifecycleEvent], between: list[LifecycleEvent], report: Callable[..., LifecycleEvent]
+) -> None:
+    closing = [lent(C, until=9, source=7), timed_out(C, until=9)]
+    before = [event for event in events if getattr(event, "execution", None) != C]
+    after = [event for event in between if getattr(event, "execution", None) != C]
+    prefix = [*before, *closing, *after]
+    assert fold(SUBMITTED, [*prefix, report(C)]) == fold(SUBMITTED, prefix)
+    (row,) = [row for row in history(SUBMITTED, placed((*prefix, report(C)))).attempts if row.execution == C]
+    assert row.outcome is Outcome.TIMED_OUT
+
+
+@given(lives)
+def test_an_open_lease_takes_its_outcome(events: list[LifecycleEvent]) -> None:
+    before = [event for event in events if getattr(event, "execution", None) != C]
+    state = fold(SUBMITTED, before)
+    after = fold(SUBMITTED, [*before, lent(C, source=7), succeeded(C)])
+    assert after == state if state.status.ended else after.status is TaskStatus.COMPLETED
+
+
+@given(lives)
+def test_what_is_known_of_a_lease_is_the_fold_s(events: list[LifecycleEvent]) -> None:
+    told = history(SUBMITTED, placed(tuple(events)))
+    for row in told.attempts:
+        lease = lease_of(SUBMITTED, events, row.execution)
+        if row.lease_until is None:
+            assert lease is None
+            continue
+        assert lease is not None
+        assert lease.outcome is row.outcome
+        assert lease.over is told.state.status.ended
+        assert lease.open is (row.outcome is Outcome.RUNNING and not lease.over)
+        assert not (lease.open and lease.counted)
+        if row.outcome is Outcome.SUCCEEDED and lease.counted:
+            assert told.state.status is TaskStatus.COMPLETED
+
+
+def test_a_lease_that_ends_is_a_failed_attempt() -> None:
+    events = (lent(), timed_out(at=1_000), succeeded(), lent(B, source=9, attempt=2), succeeded(B, attempt=2))
+    assert statuses(*events) == ["pending", "running", "failed", "failed", "running", "completed"]
+    error = fold(SUBMITTED, events[:2]).last_error
+    assert error is not None
+    assert (error.error_class, error.category.value, error.retryable) == ("LeaseExpired", "timeout", True)
+
+
+def test_a_time_out_of_an_earlier_end_does_not_close_an_extended_lease() -> None:
+    events = (lent(), extended(), timed_out())
+    assert statuses(*events)[-1] == "running"
+    assert statuses(*events, timed_out(until=2_000))[-1] == "failed"
+    # An extension never makes it shorter.
+    assert statuses(lent(until=3_000), extended(), timed_out(until=2_000))[-1] == "running"
+
+
+def test_a_time_out_closes_nothing_that_has_no_lease() -> None:
+    assert statuses(started(), timed_out(until=9_000))[-1] == "running"
+
+
+def test_what_follows_a_closed_lease_is_seen() -> None:
+    events: list[LifecycleEvent] = [lent(), failed()]
+    # The same record started again is no next attempt.
+    for more in ([], [started(B, attempt=1)]):
+        lease = lease_of(SUBMITTED, [*events, *more], A)
+        assert lease is not None
+        assert (lease.followed, lease.counted) == (False, True)
+    for following in (retry(), dead(), expired(), started(B, source=9, attempt=2)):
+        lease = lease_of(SUBMITTED, [*events, following], A)
+        assert lease is not None
+        assert (lease.followed, lease.following) == (True, following)
+
+
+def test_an_outcome_after_the_task_s_end_did_not_count() -> None:
+    lease = lease_of(SUBMITTED, [lent(), started(B, source=9), succeeded(B), succeeded(A)], A)
+    assert lease is not None
+    assert (lease.outcome, lease.over, lease.counted, lease.open) == (Outcome.SUCCEEDED, True, False, False)
 
 
 @pytest.mark.parametrize("status", [status for status in TaskStatus if status not in END_STATES])

@@ -148,6 +148,17 @@ def test_a_crash_repeats_what_was_running_and_nothing_that_was_done(tl):
     assert [row.outcome for row in tl.history(running).attempts] == ["superseded", "succeeded"]
 
 
+def test_a_task_whose_worker_died_ends_when_it_comes_again_past_its_start_by(tl):
+    task = tl.submit("kit.nap", 60, start_by=tl.now + timedelta(seconds=5))
+    tl.advance(1)
+    tl.crash_worker()
+    tl.advance(120)
+    tl.start_worker()
+    tl.run_until_idle()
+    assert tl.status(task.task_id).status == "expired"
+    assert [row.outcome for row in tl.history(task.task_id).attempts] == ["superseded"]
+
+
 def test_a_graceful_stop_lets_handlers_finish(tl):
     task = tl.submit("kit.nap", 10)
     tl.advance(1)
