@@ -7,7 +7,7 @@ does not stop the others. All that need no claim are handed to the log before th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,13 +20,14 @@ from starlette.responses import Response
 from taskline.api import problems
 from taskline.api.appending import Draft
 from taskline.api.body import parse_body, read_body, submission_of
-from taskline.api.dedup import Duplicate
+from taskline.api.dedup import REPLACE, Duplicate, window_name
 from taskline.api.deps import ApiDeps
 from taskline.api.errors import problem_of
 from taskline.api.idempotency import refuse_header
 from taskline.api.middleware import REQUEST_ID
 from taskline.api.models import BatchOutcome, TaskBatch, TaskSubmission
 from taskline.api.openapi import answers, json_body
+from taskline.api.outcomes import SubmissionCounts, Via
 from taskline.api.problems import ProblemError, problem_fields
 from taskline.api.render import JSONAnswer, accepted_fields, duplicate_fields
 from taskline.api.submission_answers import BODY_PROBLEMS
@@ -53,6 +54,7 @@ class _Caller:
 
 def add_batch_route(router: APIRouter, deps: ApiDeps) -> None:
     """Add the route, on these dependencies. The router's routes are `DirectRoute`s."""
+    counts = SubmissionCounts(deps.metrics, Via.BATCH)
 
     @router.post(
         "/tasks/batch",
@@ -72,8 +74,8 @@ def add_batch_route(router: APIRouter, deps: ApiDeps) -> None:
     async def submit_tasks(request: Request) -> Response:
         """Each task is accepted or refused by itself, and has its own status in the answer, whose own status is 200 all the same.
 
-        The order of acceptance is that of the tasks, but for those with an idempotency or dedup key. Each task counts against the rate
-        limit.
+        The order of acceptance is that of the tasks, but for those with an idempotency or dedup key; of those that replace in one dedup window
+        the last one stays. Each task counts against the rate limit.
         """
         tenant = await require(request, Scope.SUBMIT, cost=0)
         refuse_header(request)
@@ -86,6 +88,8 @@ def add_batch_route(router: APIRouter, deps: ApiDeps) -> None:
         await charge(request, Scope.SUBMIT, len(documents))
         caller = _Caller(tenant=tenant, traceparent=request.headers.get("traceparent"))
         results = await submit_all(deps.submissions, documents, caller)
+        for result in results:
+            counts.count(result)
         request_id: str = request.scope[REQUEST_ID]
         return JSONAnswer(orjson.dumps({"results": [_item(result, request_id) for result in results]}))
 
@@ -112,22 +116,32 @@ async def submit_all(
             results[index] = _problem(error)
     limit = asyncio.Semaphore(_CLAIMS_AT_ONCE)
 
-    async def claim(index: int, submission: TaskSubmission) -> None:
-        try:
-            async with limit:
-                results[index] = await submissions.submit(
-                    submission, tenant=caller.tenant, traceparent=caller.traceparent
-                )
-        except Exception as error:
-            results[index] = _problem(error)
+    async def claim(indices: Sequence[int]) -> None:
+        for index in indices:
+            try:
+                async with limit:
+                    results[index] = await submissions.submit(
+                        claiming[index], tenant=caller.tenant, traceparent=caller.traceparent
+                    )
+            except Exception as error:
+                results[index] = _problem(error)
 
     async def append() -> None:
         refusals = await submissions.append_all(list(drafts.values()))
         for (index, draft), refusal in zip(drafts.items(), refusals, strict=True):
             results[index] = refusal or Submitted(submission=draft.submission)
 
-    await asyncio.gather(append(), *(claim(index, each) for index, each in claiming.items()))
+    await asyncio.gather(append(), *map(claim, _chains(claiming, caller.tenant)))
     return [result for result in results if result is not None]
+
+
+def _chains(claiming: Mapping[int, TaskSubmission], tenant: str) -> Iterable[Sequence[int]]:
+    """Which go one after another: those that replace in the same window, so that the last of them stays; every other one by itself."""
+    chains: dict[object, list[int]] = {}
+    for index, submission in claiming.items():
+        replaces = submission.dedup_mode == REPLACE and submission.dedup_key is not None
+        chains.setdefault(window_name(submission, tenant) if replaces else index, []).append(index)
+    return chains.values()
 
 
 def _problem(error: Exception) -> ProblemError:

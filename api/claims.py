@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID, uuid4
 
 import structlog
+from prometheus_client import Counter
 
 from taskline.api.problems import CLAIMS_UNAVAILABLE, IDEMPOTENCY_CONFLICT, IN_PROGRESS, ProblemError
 from taskline.errors import Unavailable
@@ -26,6 +27,11 @@ from taskline.state.status import TaskState
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+_WAITS = Counter(
+    "taskline_api_claim_waits",
+    "Submissions that had to wait for another one with the same idempotency key, or in the same dedup window.",
+)
 
 # Time to win a claim; one that takes longer is given up, so that others need not wait for it.
 _HOLD_SECONDS = 5.0
@@ -90,22 +96,22 @@ class Claims:
         # Of many requests for one name in this process, one asks the store for it: conditional writes get in each other's way.
         self._taking: dict[ClaimKey, asyncio.Future[Claim]] = {}
 
-    async def hold(self, wanted: Wanted, within: Claim | None = None) -> tuple[Claim, bool]:
+    async def hold(
+        self, wanted: Wanted, within: Claim | None = None, *, seconds: float | None = None
+    ) -> tuple[Claim, bool]:
         """Hold a name. True: the request owns the claim, and is to append its task; False: the task is there already.
 
-        Waits while another request owns the claim and its task may still turn up, but not for longer than the claim `within`
-        allows, that the request has already.
+        Waits while another request owns the claim and its task may still turn up, but not for longer than `left` says of the claim `within`,
+        that the request has already, nor than `seconds`.
 
         Raises:
             ProblemError: the key was used for another request (409), the other request's outcome is not known in time (503), or the
                 store does not answer (503); nothing was appended by this request.
         """
-        seconds = self._patience
-        if within is not None:
-            seconds = min(seconds, (within.deadline - self._delivery_ms - self._clock.now_ms()) / 1000)
+        left = self.left(within)
         owner, other = uuid4(), None
         try:
-            async with asyncio.timeout(max(0.0, seconds)):
+            async with asyncio.timeout(max(0.0, left if seconds is None else min(left, seconds))):
                 found = await self._take(wanted, owner)
                 pause = _FIRST_PAUSE_SECONDS
                 while found.owner != owner:
@@ -124,15 +130,23 @@ class Claims:
                         if await self._store.renew(found, mine, now_ms):
                             return mine, True
                     else:
+                        if pause == _FIRST_PAUSE_SECONDS:
+                            _WAITS.inc()
                         await asyncio.sleep(pause)
                         pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_SECONDS)
                     found = await self._store.find(wanted.key) or await self._take(wanted, owner)
                 return found, True
         except TimeoutError as error:
-            raise (self._unavailable() if other is None else self._in_progress(other)) from error
+            raise (self._unavailable() if other is None else self.in_progress(other)) from error
         except Unavailable as error:
             log.warning("claims do not answer", error=str(error))
             raise self._unavailable() from error
+
+    def left(self, within: Claim | None = None) -> float:
+        """Seconds that a request may take until it appends: its patience, or what a claim that it owns has left."""
+        if within is None:
+            return self._patience
+        return min(self._patience, (within.deadline - self._delivery_ms - self._clock.now_ms()) / 1000)
 
     async def find(self, key: ClaimKey) -> Claim | None:
         """The claim that stands.
@@ -236,7 +250,8 @@ class Claims:
         except (TimeoutError, Unavailable) as error:
             log.warning("claim not noted", task_id=str(claim.task_id), error=str(error))
 
-    def _in_progress(self, other: Claim) -> ProblemError:
+    def in_progress(self, other: Claim) -> ProblemError:
+        """The problem of a request that can't wait any longer for another one's claim."""
         left_ms = max(0, other.deadline - self._clock.now_ms())
         return ProblemError(
             IN_PROGRESS,

@@ -1,7 +1,7 @@
 """Dedup windows: of the tasks of one type with one dedup key, one in a while.
 
-The name that a window holds is the task type's and the dedup key's. A second task inside the window is not accepted; the caller is told of
-the first.
+The name that a window holds is the task type's and the dedup key's. A second task inside the window is not accepted, and the caller is told of
+the first; in the mode `replace` the second takes the place of a first that still waits (`taskline.api.replacing`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from taskline.schemas.ids import TaskId
 from taskline.state.claims import ClaimKey, ClaimKind
 from taskline.state.status import TaskState
 
+# The mode in which a second task takes the place of one that waits.
+REPLACE = "replace"
 # Between task type and dedup key; no task type has it in its name.
 _SEPARATOR = " "
 

@@ -70,6 +70,7 @@ def submission_answers() -> dict[int | str, dict[str, Any]]:
         problems.IDEMPOTENCY_CONFLICT,
         problems.DELIVERY_UNKNOWN,
         problems.IN_PROGRESS,
+        problems.REPLACE_UNKNOWN,
         problems.NOT_ACCEPTED,
         problems.TYPES_UNAVAILABLE,
         problems.CLAIMS_UNAVAILABLE,

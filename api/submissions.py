@@ -2,19 +2,22 @@
 
 Invariant: what needs a name (an idempotency key, a dedup window) is appended only by a request that owns the claim on it
 (`taskline.api.claims`), under the id that the claim has; the claim is there before the record. So whichever step a process dies at, the
-same request sent again finds the claim, and makes the one task.
+same request sent again finds the claim, and makes the one task. What replaces a task is appended only once that one is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from taskline.api.appending import Appending, Draft, TaskTypes
 from taskline.api.claims import Claims, Wanted
-from taskline.api.dedup import Duplicate, window_name, window_of
+from taskline.api.dedup import REPLACE, Duplicate, window_name, window_of
 from taskline.api.idempotency import request_hash
 from taskline.api.models import TaskSubmission
-from taskline.api.problems import CLAIMS_UNAVAILABLE, DELIVERY_UNKNOWN, ProblemError
+from taskline.api.problems import CLAIMS_UNAVAILABLE, DELIVERY_UNKNOWN, REPLACE_UNKNOWN, ProblemError
+from taskline.api.replacing import Replacing
 from taskline.errors import InvalidOption
 from taskline.infra.log import AsyncLog
 from taskline.infra.role import Clock
@@ -25,6 +28,8 @@ from taskline.settings import Settings
 from taskline.state.claims import Claim, ClaimKey, ClaimKind
 
 _HOUR_SECONDS = 3_600
+# Of the time that a request has, for those before it; the rest is for what it does itself.
+_WAITING_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,13 @@ class _Order:
     window_seconds: float | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Own:
+    """A dedup window that the request holds for its task."""
+
+    claim: Claim
+
+
 class Submissions:
     """Submits what the routes have read."""
 
@@ -61,10 +73,12 @@ class Submissions:
         *,
         clock: Clock,
         claims: Claims | None = None,
+        replacing: Replacing | None = None,
     ) -> None:
-        """Append to `log`, as `Appending` does; without `claims`, what needs a name is refused."""
+        """Append to `log`, as `Appending` does; without `claims`, what needs a name is refused, and without `replacing` what replaces."""
         self._appending = Appending(log, types, codec, settings, clock=clock)
         self._claims = claims
+        self._replacing = replacing
         self._key_seconds = settings.api.idempotency_hours * _HOUR_SECONDS
 
     async def submit(
@@ -142,21 +156,54 @@ class Submissions:
             request_hash=asked,
             seconds=order.window_seconds or 0,
         )
-        try:
-            claim, mine = await claims.hold(wanted, outer)
-        except ProblemError:
-            if outer is not None:
-                await claims.release(outer)
-            raise
-        if mine:
-            owned = (claim,) if outer is None else (claim, outer)
-            return await self._append(claims, draft, *owned)
+        left = claims.left(outer)
+        end = asyncio.get_running_loop().time() + left
+        async with AsyncExitStack() as stack:
+            try:
+                if order.request.dedup_mode == REPLACE:
+                    turn = self._ensure_replacing().turn(wanted.key, seconds=left * _WAITING_SHARE)
+                    await stack.enter_async_context(turn)
+                stands = await self._place(order, claims, wanted, outer, end)
+            except Exception:
+                if outer is not None:
+                    await claims.release(outer)
+                raise
+            if isinstance(stands, _Own):
+                owned = (stands.claim,) if outer is None else (stands.claim, outer)
+                return await self._append(claims, draft, *owned)
+        first = task_id if stands is None else stands.task_id
         if outer is not None:
-            await claims.settle(outer, claim.task_id)
-        if claim.task_id == task_id:
-            # The key's own task: an earlier request got as far as the log.
-            return Submitted(submission=draft.submission, replayed=True)
-        return await self._duplicate(order, claims, claim.task_id)
+            await claims.settle(outer, first)
+        # None: the key's own task; an earlier request got as far as the log.
+        return Submitted(submission=draft.submission, replayed=True) if stands is None else stands
+
+    async def _place(
+        self, order: _Order, claims: Claims, wanted: Wanted, outer: Claim | None, end: float
+    ) -> _Own | Duplicate | None:
+        """Find a window's place: this request's own, held by another task, or (None) held by this very task. `end` is the loop's time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            claim, mine = await claims.hold(wanted, outer, seconds=end - loop.time())
+            if mine:
+                return _Own(claim=claim)
+            if claim.task_id == wanted.task_id:
+                return None
+            if order.request.dedup_mode != REPLACE:
+                return await self._duplicate(order, claims, claim.task_id)
+            stands = await self._ensure_replacing().withdraw(
+                claim.task_id,
+                task_type=order.request.task_type,
+                tenant=order.tenant,
+                seconds=end - loop.time(),
+            )
+            if stands is not None:
+                return stands
+            replaced = await claims.replace(claim, wanted)
+            if replaced is not None:
+                return _Own(claim=replaced)
+            # Somebody was faster, whose task is now the one to be replaced.
+            if loop.time() >= end:
+                raise claims.in_progress(claim)
 
     async def _append(self, claims: Claims, draft: Draft, *owned: Claim) -> Submitted:
         """Append the task of claims that this request owns."""
@@ -194,6 +241,13 @@ class Submissions:
                 CLAIMS_UNAVAILABLE, "this process keeps no claims", headers={"retry-after": "2"}
             )
         return self._claims
+
+    def _ensure_replacing(self) -> Replacing:
+        if self._replacing is None:
+            raise ProblemError(
+                REPLACE_UNKNOWN, "this process replaces no tasks", headers={"retry-after": "2"}
+            )
+        return self._replacing
 
 
 def needs_claim(request: TaskSubmission) -> bool:

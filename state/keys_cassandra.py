@@ -1,7 +1,9 @@
 """API keys in Cassandra: one row by prefix.
 
 Invariant: rows come and change by conditional writes only, so that a prefix belongs to one key for ever and a revocation can't be
-undone by a writer that was late. Reads ask a local quorum, which sees what a conditional write has acknowledged.
+undone by a writer that was late. Reads ask a local quorum, which sees what a conditional write has acknowledged. One that ran into a time-out may
+or may not have been applied: then the truth is read from the row by a SERIAL read, which finishes what others have begun, and what is not there is
+written again. So a key that is said to be stored, or revoked, is; and a secret is never thrown away whose key is stored, but by a server that stays away.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 import structlog
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
+from cassandra.protocol import ErrorMessage
 
-from taskline.errors import WrongTopology
+from taskline.errors import Unavailable, WrongTopology
 from taskline.settings import Settings
 from taskline.state.keys import ApiKey, Scope
 from taskline.state.session import TRANSIENT, Requests, Row, connect, in_thread, open_cluster, unavailable
@@ -36,6 +39,10 @@ INSERT INTO {keyspace}.api_keys (prefix, secret_hash, tenant, scopes, queues, na
 VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS
 """
 _REVOKE = "UPDATE {keyspace}.api_keys SET revoked_at = ? WHERE prefix = ? IF EXISTS"
+# Paxos rounds of others may be in the way; more often than this it is the server.
+_ATTEMPTS = 3
+# The driver knows no class for some of the newer errors (e.g. CAS_WRITE_UNKNOWN), and raises this.
+_TRANSIENT = (*TRANSIENT, ErrorMessage)
 
 
 class CassandraKeys:
@@ -59,7 +66,8 @@ class CassandraKeys:
             return statement
 
         try:
-            self._find = prepared(_FIND)
+            self._find, self._learn = prepared(_FIND), prepared(_FIND)
+            self._learn.consistency_level = ConsistencyLevel.LOCAL_SERIAL
             self._list = prepared(_LIST)
             # In one answer: whoever lists wants them all.
             self._list.fetch_size = None
@@ -70,7 +78,7 @@ class CassandraKeys:
             raise WrongTopology(
                 [f"keyspace {keyspace!r} lacks the table of API keys ({error})"], _MIGRATE_COMMAND
             ) from error
-        except TRANSIENT as error:
+        except _TRANSIENT as error:
             raise unavailable(error) from error
 
     async def find(self, prefix: str) -> ApiKey | None:
@@ -89,29 +97,54 @@ class CassandraKeys:
             key.name,
             key.created_at,
         )
-        if key.expires_at is None:
-            rows = await self._rows(self._add_endless.bind(values))
-        else:
-            rows = await self._rows(self._add.bind((*values, key.expires_at)))
-        return bool(rows[0][0])
+        statement = (
+            self._add_endless.bind(values)
+            if key.expires_at is None
+            else self._add.bind((*values, key.expires_at))
+        )
+        for _ in range(_ATTEMPTS):
+            applied = await self._applied(statement)
+            if applied is not None:
+                return applied
+            found = await self._truth(key.prefix)
+            if found is not None:
+                return found.secret_hash == key.secret_hash
+        raise Unavailable("Cassandra does not say whether the key is stored")
 
     async def revoke(self, prefix: str, at_ms: int) -> ApiKey | None:
         """As `KeyStore.revoke`."""
         key = await self.find(prefix)
         if key is None or key.revoked_at is not None:
             return key
-        await self._rows(self._revoke.bind((at_ms, prefix)))
-        return replace(key, revoked_at=at_ms)
+        for _ in range(_ATTEMPTS):
+            if await self._applied(self._revoke.bind((at_ms, prefix))) is not None:
+                return replace(key, revoked_at=at_ms)
+            found = await self._truth(prefix)
+            if found is None or found.revoked_at is not None:
+                return found
+        raise Unavailable("Cassandra does not say whether the key is revoked")
 
     async def keys(self) -> Sequence[ApiKey]:
         """As `KeyStore.keys`."""
         found = [_key(row) for row in await self._rows(self._list.bind(()))]
         return sorted(found, key=lambda key: (key.created_at, key.prefix))
 
+    async def _applied(self, statement: Any) -> bool | None:  # noqa: ANN401
+        """What a conditional write says; None: nobody knows."""
+        try:
+            return bool((await self._requests.execute(statement))[0][0])
+        except _TRANSIENT as error:
+            log.warning("the outcome of a write is unknown", error=str(unavailable(error)))
+            return None
+
+    async def _truth(self, prefix: str) -> ApiKey | None:
+        rows = await self._rows(self._learn.bind((prefix,)))
+        return _key(rows[0]) if rows else None
+
     async def _rows(self, statement: Any) -> Sequence[Row]:  # noqa: ANN401
         try:
             return await self._requests.execute(statement)
-        except TRANSIENT as error:
+        except _TRANSIENT as error:
             raise unavailable(error) from error
 
 

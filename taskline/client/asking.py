@@ -29,6 +29,8 @@ _NOTHING_DONE = frozenset(
         # Another request's outcome is not known; so the error, if it comes to that, says that nobody knows.
         "submission-in-progress",
         "claims-unavailable",
+        # The task that was to make way may be cancelled; the one that was submitted is not there.
+        "replacement-undecided",
     }
 )
 _FIRST_ERROR = 400

@@ -57,6 +57,7 @@ class SubmitFields(TypedDict, total=False):
     # Of the tasks of one type with one dedup key, one in so many seconds; see docs/http-api.md.
     dedup_key: str | None
     dedup_window_seconds: float | None
+    # reject (the default): the first task stands for the second; replace: a second one takes the place of one that still waits.
     dedup_mode: str | None
 
 
