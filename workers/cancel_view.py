@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from taskline.errors import Unavailable, WrongTopology
 from taskline.schemas.ids import TaskId
 from taskline.settings import Settings
 from taskline.state.store import StoredTask, ViewStore
+
+if TYPE_CHECKING:
+    from taskline.state.cassandra import CassandraStore
 
 
 class LateView:
@@ -39,15 +43,22 @@ class LateView:
 
     async def _connect(self) -> ViewStore:
         try:
-            # Most workers never look anything up, and need no driver.
-            from cassandra import DriverException  # noqa: PLC0415
-
-            from taskline.state.cassandra import CassandraStore  # noqa: PLC0415
+            # It takes a second of CPU, in which no handler on the loop may stand still.
+            store, driver_error = await asyncio.to_thread(_driver)
         except ImportError as error:
             raise Unavailable(
                 f"the view can't be read without its driver: pip install 'taskline[view]' ({error})"
             ) from error
         try:
-            return await CassandraStore.connect(self._settings)
-        except (WrongTopology, DriverException) as error:
+            return await store.connect(self._settings)
+        except (WrongTopology, driver_error) as error:
             raise Unavailable(str(error)) from error
+
+
+def _driver() -> tuple[type[CassandraStore], type[Exception]]:
+    """What most workers never need, since they look nothing up."""
+    from cassandra import DriverException  # noqa: PLC0415
+
+    from taskline.state.cassandra import CassandraStore  # noqa: PLC0415
+
+    return CassandraStore, DriverException

@@ -95,7 +95,7 @@ class Conductor:
             await self._recorder.cancelled(run, admitted)
         else:
             metrics.tasks(admitted.task.name, "dropped").inc()
-            log.info("task is over (cancelled, most likely); not run", **run.facts())
+            await self._recorder.dropped(run, admitted)
         if not run.again:
             run.waiting.assignment.complete(run.position.offset)
 

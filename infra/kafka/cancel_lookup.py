@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from taskline.infra.kafka.client import client_config, new_client, reason_of
 from taskline.infra.role import elapsed_seconds
@@ -128,10 +128,14 @@ class EndLookup:
             consumer.close()
 
     def _request(self, consumer: Consumer) -> Bounds:
+        known = self._known()
         (found,) = consumer.offsets_for_times([self._end], timeout=_REQUEST_SECONDS)
         if found.error is not None:
             raise KafkaException(found.error)
-        if found.offset <= self._known():
+        if found.offset < known:
+            # The topic was made anew (or lost its end), and the tail has not noticed: what it read says nothing about this one.
+            raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
+        if found.offset == known:
             return Bounds(end=found.offset, empty=False)
         begin, end = consumer.get_watermark_offsets(self._place, timeout=_REQUEST_SECONDS, cached=False)
         return Bounds(end=end, empty=begin >= end)

@@ -143,7 +143,11 @@ class KafkaNotices(CancelNotices):
                 self._loop.call_soon(partial(self._on_abort, task_id))
 
     def _answered(self, bounds: Bounds, as_of: float) -> None:
-        self._ahead.append((self._position if bounds.empty else bounds.end, as_of))
+        end = self._position if bounds.empty else bounds.end
+        while self._ahead and self._ahead[-1][0] > end:
+            # Of an older topic of this name: an end never moves back. Nobody would ever read so far.
+            self._ahead.pop()
+        self._ahead.append((end, as_of))
         self._advance()
 
     def _advance(self) -> None:

@@ -143,6 +143,9 @@ def test_a_task_that_was_handed_back_is_cancelled(tl: InMemoryTaskline, journal:
     tl.start_worker()
     tl.run_until_idle()
     assert len(journal.begun) == 1
+    # Nothing reads as running for ever.
+    told = [(row.outcome, row.reason) for row in tl.history(task_id).attempts]
+    assert told == [("released", "shutdown"), ("released", "over")]
 
 
 def test_an_abort_stops_the_handler(tl: InMemoryTaskline, journal: Journal) -> None:
