@@ -19,6 +19,7 @@ from taskline.api.deps import ApiDeps
 from taskline.api.direct import DirectRoute
 from taskline.api.errors import problem_of
 from taskline.api.listing import add_listing_route
+from taskline.api.metrics import ApiMetrics
 from taskline.api.middleware import CLIENT_LEFT, REQUEST_ID, RequestBoundary
 from taskline.api.operations import add_operations_routes
 from taskline.api.problems import INVALID_TASK_ID, METHOD_NOT_ALLOWED, ProblemError, problem_response
@@ -32,36 +33,49 @@ _NO_TELEMETRY: dict[str, Any] = {"telemetry": {"tracing": False, "metrics": Fals
 
 def create_app(deps: ApiDeps) -> FastAPI:
     """An ASGI app on these dependencies. It starts and stops nothing: whoever made the dependencies closes them."""
-    # The pages that describe the API come last: routes are tried in order.
-    app = FastAPI(
-        title="Taskline",
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        **_NO_TELEMETRY,
-    )
-    # Straight into the app's own router: an included one is looked up anew for each request.
-    app.router.route_class = DirectRoute
+    app = begin_app("Taskline")
     add_task_routes(app.router, deps)
     add_batch_route(app.router, deps)
     add_cancel_route(app.router, deps)
     add_listing_route(app.router, deps)
     add_letter_routes(app.router, deps)
     add_operations_routes(app.router, deps.health, deps.metrics)
+    access = Access(deps.settings, deps.keys, metrics=deps.metrics, clock=deps.clock, limits=deps.limits)
+    return finish_app(app, access, deps.metrics, max_in_flight=deps.settings.max_requests_in_flight)
+
+
+def begin_app(title: str) -> FastAPI:
+    """An app without routes; they go straight into its own router, since an included one is looked up anew for each request."""
+    app = FastAPI(
+        title=title,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        **_NO_TELEMETRY,
+    )
+    app.router.route_class = DirectRoute
+    return app
+
+
+def finish_app(
+    app: FastAPI,
+    access: Access,
+    metrics: ApiMetrics,
+    *,
+    max_in_flight: int,
+    about: openapi.About | None = None,
+) -> FastAPI:
+    """Put around the routes what every app of Taskline has: its description, bounds, errors and the check of keys."""
+    # The pages that describe the API come last: routes are tried in order.
     app.openapi_url, app.docs_url = "/openapi.json", "/docs"
     app.setup()
-    app.add_middleware(
-        RequestBoundary, metrics=deps.metrics, max_in_flight=deps.settings.max_requests_in_flight
-    )
+    app.add_middleware(RequestBoundary, metrics=metrics, max_in_flight=max_in_flight)
     for kind in (TasklineError, HTTPException):
         app.add_exception_handler(kind, _answer_problem)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    openapi.install(app)
-    tenancy.install(
-        app,
-        Access(deps.settings, deps.keys, metrics=deps.metrics, clock=deps.clock, limits=deps.limits),
-    )
+    openapi.install(app, about)
+    tenancy.install(app, access)
     return app
 
 

@@ -89,6 +89,7 @@ def add_cancel_route(router: APIRouter, deps: ApiDeps) -> None:
         try:
             found = await deps.cancels.ask(before, abort=abort)
         except (DeliveryError, TimeoutError) as error:
+            deps.metrics.cancels.labels("unknown").inc()
             log.warning("cancel not acknowledged", task_id=str(task_id), error=str(error))
             raise ProblemError(
                 CANCEL_UNKNOWN,
@@ -96,6 +97,7 @@ def add_cancel_route(router: APIRouter, deps: ApiDeps) -> None:
                 members={"task_id": str(task_id)},
                 headers=_RETRY_AFTER,
             ) from error
+        deps.metrics.cancels.labels(found.fate.name.lower()).inc()
         return _answer(found, root_path=request.scope.get("root_path", ""))
 
 

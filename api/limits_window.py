@@ -28,7 +28,8 @@ class Window:
         turn = self._turn()
         if after < turn:
             faded = self.previous * max(0.0, self.previous_left - after) / self.length
-            return math.floor(faded + self.current)
+            # Apart: added up, what is almost a whole one would be rounded to one.
+            return math.floor(faded) + self.current
         return math.floor(self.current * max(0.0, self.length - (after - turn)) / self.length)
 
     def remaining(self, limit: int) -> int:

@@ -43,6 +43,19 @@ class ApiMetrics:
             ["dependency"],
             registry=self.registry,
         )
+        self.submitted = Counter(
+            "taskline_api_submitted_tasks",
+            "Tasks of single submissions and of batches, by what their caller was told (taskline.api.outcomes).",
+            ["via", "outcome"],
+            registry=self.registry,
+        )
+        self.cancels = Counter(
+            "taskline_api_cancels",
+            "Requests to cancel a task that could be read: cancelled, refused (running or over), requested (not known in time) or unknown "
+            "(Kafka did not acknowledge).",
+            ["outcome"],
+            registry=self.registry,
+        )
         # Looking a labelled child up costs more than counting with it.
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

@@ -112,9 +112,9 @@ class TaskSubmission(BaseModel):
         ),
     ] = None
     dedup_mode: Annotated[
-        Literal["reject"] | None,
+        Literal["reject", "replace"] | None,
         Field(
-            description="What happens to a second task inside the window. reject (the default): the first stands for it."
+            description="What happens to a second task inside the window. reject (the default): the first stands for it. replace: if the first has not started, or waits for its next attempt, it is cancelled, and this one takes its place and begins the window anew; if it runs or has ended (other than by being cancelled), it stands."
         ),
     ] = None
 
@@ -243,6 +243,8 @@ class EventView(_Answer):
 
     event: Literal[
         "started",
+        "lease_extended",
+        "timed_out",
         "released",
         "succeeded",
         "failed",
@@ -267,6 +269,10 @@ class EventView(_Answer):
     ] = None
     next_attempt_at: Annotated[
         datetime | None, Field(description="Of a scheduled retry: it does not start earlier.")
+    ] = None
+    lease_until: Annotated[
+        datetime | None,
+        Field(description="Of a task lent to an HTTP worker: when that lease ends, or ended."),
     ] = None
     abort: Annotated[
         bool | None,

@@ -5,7 +5,8 @@ Routes read their bodies and write their answers themselves, so they describe bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -97,6 +98,27 @@ _EXAMPLE_MEMBERS: Json = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a document says of its API as a whole."""
+
+    title: str
+    summary: str
+    description: str
+    tags: Sequence[Json]
+    # Those that its routes refer to.
+    models: Sequence[type[BaseModel]]
+
+
+PUBLIC = About(
+    title="Taskline",
+    summary=_SUMMARY,
+    description=_DESCRIPTION,
+    tags=_TAGS,
+    models=(*DOCUMENTED, *CANCEL_MODELS, *LETTER_MODELS, *LIST_MODELS),
+)
+
+
 def ref(model: type[BaseModel]) -> Json:
     """A reference to one of the documented models."""
     return {"$ref": _REF + model.__name__}
@@ -166,30 +188,31 @@ def task_id_in_path() -> Json:
     }
 
 
-def install(app: FastAPI) -> None:
-    """Make `app.openapi()` (and /openapi.json) the whole document, built on first use."""
+def install(app: FastAPI, about: About | None = None) -> None:
+    """Make `app.openapi()` (and /openapi.json) the whole document, built on first use; `about` another API than the public one."""
+    told = about or PUBLIC
 
     def document() -> Json:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, told)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # the way FastAPI documents
 
 
-def _document(app: FastAPI) -> Json:
+def _document(app: FastAPI, about: About) -> Json:
     document = get_openapi(
-        title="Taskline",
+        title=about.title,
         version=__version__,
         openapi_version="3.1.0",
-        summary=_SUMMARY,
-        description=_DESCRIPTION,
+        summary=about.summary,
+        description=about.description,
         routes=app.routes,
-        tags=_TAGS,
+        tags=list(about.tags),
     )
     document["info"]["license"] = {"name": "Apache 2.0", "identifier": "Apache-2.0"}
     _, schemas = models_json_schema(
-        [(model, "validation") for model in (*DOCUMENTED, *CANCEL_MODELS, *LETTER_MODELS, *LIST_MODELS)],
+        [(model, "validation") for model in about.models],
         ref_template=_REF + "{model}",
     )
     components = document.setdefault("components", {})

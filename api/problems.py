@@ -216,6 +216,13 @@ CANCEL_UNKNOWN = ProblemType(
     meaning="Kafka did not acknowledge the cancel in time: the task may or may not be cancelled by it. Ask again: the answer is what is true then.",
     members=("task_id",),
 )
+REPLACE_UNKNOWN = ProblemType(
+    slug="replacement-undecided",
+    status=503,
+    title="Not known whether the first task makes way",
+    meaning="The dedup window is another task's (`task_id`), and nobody can tell in time whether that one is cancelled; the new task was not accepted, but the other may be cancelled. Send the same request again after `Retry-After`: it goes on from there.",
+    members=("task_id",),
+)
 NOT_ACCEPTED = ProblemType(
     slug="not-accepted",
     status=503,
@@ -295,6 +302,7 @@ PROBLEMS: tuple[ProblemType, ...] = (
     DELIVERY_UNKNOWN,
     IN_PROGRESS,
     CANCEL_UNKNOWN,
+    REPLACE_UNKNOWN,
     NOT_ACCEPTED,
     TYPES_UNAVAILABLE,
     VIEW_UNAVAILABLE,

@@ -18,12 +18,14 @@ from taskline.schemas.events import (
     DeadLettered,
     Expired,
     Failed,
+    LeaseExtended,
     LifecycleEvent,
     Released,
     RetryScheduled,
     Started,
     Succeeded,
     TaskSubmitted,
+    TimedOut,
 )
 from taskline.schemas.ids import created_at_ms, from_ms
 from taskline.schemas.types import TaskType
@@ -35,6 +37,8 @@ log = structlog.get_logger(__name__)
 _JSON = "application/json"
 _EVENT_NAMES: dict[type[LifecycleEvent], str] = {
     Started: "started",
+    LeaseExtended: "lease_extended",
+    TimedOut: "timed_out",
     Released: "released",
     Succeeded: "succeeded",
     Failed: "failed",
@@ -45,6 +49,7 @@ _EVENT_NAMES: dict[type[LifecycleEvent], str] = {
     CancelRequested: "cancel_requested",
     Cancelled: "cancelled",
 }
+_OF_EXECUTIONS = Started | LeaseExtended | TimedOut | Released | Succeeded | Failed | Crashed | Cancelled
 
 
 class JSONAnswer(Response):
@@ -211,7 +216,7 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         "offset": placed.offset,
         "index": placed.index,
     }
-    if isinstance(event, Started | Released | Succeeded | Failed | Crashed | Cancelled):
+    if isinstance(event, _OF_EXECUTIONS):
         row["execution"] = event.execution
     if isinstance(event, Released | DeadLettered):
         row["reason"] = event.reason
@@ -222,6 +227,8 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         row["alone"] = event.alone
     if isinstance(event, RetryScheduled):
         row["next_attempt_at"] = instant(from_ms(event.due))
+    if isinstance(event, Started | LeaseExtended | TimedOut) and event.lease_until is not None:
+        row["lease_until"] = instant(from_ms(event.lease_until))
     if isinstance(event, CancelRequested):
         row["abort"] = event.abort
     return row

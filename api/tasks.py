@@ -17,6 +17,7 @@ from taskline.api.models import (
     TaskTypeList,
 )
 from taskline.api.openapi import answers, json_body, task_id_in_path
+from taskline.api.outcomes import SubmissionCounts, Via
 from taskline.api.problems import BAD_REQUEST
 from taskline.api.render import JSONAnswer, history_json, task_types_json
 from taskline.api.state_docs import state_answers, state_parameters
@@ -39,6 +40,7 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
     """Add the routes, on these dependencies. The router's routes are `DirectRoute`s."""
     timeout_seconds = deps.settings.request_timeout_seconds
     states = StateReads(deps)
+    counts = SubmissionCounts(deps.metrics, Via.SINGLE)
 
     def task_id_of(request: Request) -> TaskId:
         return parse_task_id(request.path_params["task_id"], deps.clock.now_ms())
@@ -81,11 +83,16 @@ def add_task_routes(router: APIRouter, deps: ApiDeps) -> None:
         """
         tenant = await require(request, Scope.SUBMIT)
         body = await read_body(request, limit_bytes=deps.max_body_bytes, timeout_seconds=timeout_seconds)
-        outcome = await deps.submissions.submit(
-            idempotency.with_header(parse_submission(body), request),
-            tenant=tenant,
-            traceparent=request.headers.get("traceparent"),
-        )
+        try:
+            outcome = await deps.submissions.submit(
+                idempotency.with_header(parse_submission(body), request),
+                tenant=tenant,
+                traceparent=request.headers.get("traceparent"),
+            )
+        except Exception as error:
+            counts.count(error)
+            raise
+        counts.count(outcome)
         return submission_answer(outcome, root_path=request.scope.get("root_path", ""))
 
     @router.get(

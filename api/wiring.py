@@ -24,6 +24,7 @@ from taskline.api.late import LateClaims, LateKeys, LateTypes, LateView
 from taskline.api.letter_desk import LateLetters, LetterDesk
 from taskline.api.limits import RateLimits
 from taskline.api.metrics import ApiMetrics
+from taskline.api.replacing import Replacing
 from taskline.api.submissions import Submissions
 from taskline.api.watching import PROBE_TIMEOUT_SECONDS, Probe, watch
 from taskline.errors import Unavailable, WrongTopology
@@ -82,6 +83,7 @@ class Wiring:
         self._keys, self._claims = LateKeys(), LateClaims()
         self._cleanup = AsyncExitStack()
         clock = SystemClock()
+        cancels = Canceller(self._log, self._view, self._codec, settings, worker=process_name(), clock=clock)
         self.deps = ApiDeps(
             settings=settings.api,
             submissions=Submissions(
@@ -91,13 +93,14 @@ class Wiring:
                 settings,
                 clock=clock,
                 claims=_claims(self._claims, self._view, settings, clock),
+                replacing=Replacing(
+                    cancels, retention_days=settings.producer.task_retention_days, clock=clock
+                ),
             ),
             status=self._view,
             lists=self._view,
             types=self._types,
-            cancels=Canceller(
-                self._log, self._view, self._codec, settings, worker=process_name(), clock=clock
-            ),
+            cancels=cancels,
             max_body_bytes=body_limit(settings.producer.max_payload_bytes),
             letters=self._letters,
             keys=self._keys,
@@ -155,7 +158,7 @@ class Wiring:
             raise
         self._cleanup.push_async_callback(_in_thread, directory.close)
         self._types.source = directory
-        return _kafka_probe(settings)
+        return kafka_probe(settings)
 
     async def _connect_view(self) -> Probe:
         settings = self._settings
@@ -216,7 +219,7 @@ def _claims(store: LateClaims, view: LateView, settings: Settings, clock: Clock)
     )
 
 
-def _kafka_probe(settings: Settings) -> Probe:
+def kafka_probe(settings: Settings) -> Probe:
     """Asks the brokers for the metadata of one topic."""
     topic = Topics(namespace=settings.kafka.namespace).types
     admin = new_client(AdminClient, client_config(settings.kafka, client_id="taskline-api-probe"))

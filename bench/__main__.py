@@ -21,7 +21,7 @@ from taskline.settings import Settings, as_environment
 
 # Stages that need no servers.
 ALONE = ("children",)
-STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_read", "delay", "replay")
+STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_load", "delay", "replay")
 _LIBRARIES = ("confluent-kafka", "fastavro", "faust-streaming", "cassandra-driver", "fastapi", "uvicorn")
 
 

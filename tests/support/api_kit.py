@@ -14,6 +14,7 @@ import orjson
 from taskline.api import ApiDeps, ApiMetrics, Health, Submissions, create_app
 from taskline.api.claims import Claims
 from taskline.api.limits import RateLimits
+from taskline.api.replacing import Replacing
 from taskline.errors import UnknownTaskType
 from taskline.infra.log import OutRecord, Position
 from taskline.producers.cancelling import Canceller
@@ -172,11 +173,22 @@ class Api:
         for name in ("kafka", "view"):
             self.health.report(name, up=True)
         status = StatusReader(self.store, CODEC, settings.api, clock=clock)
+        cancels = Canceller(self.log, status, CODEC, settings, worker="api", clock=clock)
         self.deps = ApiDeps(
             settings=settings.api,
-            submissions=Submissions(self.log, self.types, CODEC, settings, clock=clock, claims=claims),
+            submissions=Submissions(
+                self.log,
+                self.types,
+                CODEC,
+                settings,
+                clock=clock,
+                claims=claims,
+                replacing=Replacing(
+                    cancels, retention_days=settings.producer.task_retention_days, clock=clock
+                ),
+            ),
             status=status,
-            cancels=Canceller(self.log, status, CODEC, settings, worker="api", clock=clock),
+            cancels=cancels,
             lists=lists,
             types=self.types,
             max_body_bytes=MAX_BODY_BYTES,

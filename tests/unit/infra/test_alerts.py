@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from api_kit import Api
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
-from taskline.api.metrics import ApiMetrics
+from taskline.api.problems import PROBLEMS
 from taskline.settings import TopicSettings
 
 ROOT = Path(__file__).parents[3]
@@ -45,8 +46,11 @@ def exported() -> Mapping[str, frozenset[str]]:
     """The name of each series that a process may export → its labels."""
     for module in modules_with_metrics():
         importlib.import_module(module)
+    # An app has a registry of its own; rate limits are counted only where there are some.
+    api = Api(rate_limit_reads_per_key="1/second")
+    api.close()
     found: dict[str, frozenset[str]] = {}
-    for registry in (REGISTRY, ApiMetrics().registry):
+    for registry in (REGISTRY, api.metrics.registry):
         collectors: list[Collector] = list(registry._collector_to_names)
         for collector in collectors:
             for family in collector.collect():
@@ -132,6 +136,21 @@ def test_text_uses_only_labels_that_the_result_has(rule: dict[str, Any]) -> None
     used = set(re.findall(r"\$labels\.(\w+)", text))
     kept = {label.strip() for by in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in by.split(",")}
     assert used <= kept
+
+
+def test_an_outcome_of_a_submission_is_the_name_of_a_problem() -> None:
+    matchers = re.findall(r'\boutcome(?:=~|=)"([^"]*)"', " ".join(rule["expr"] for rule in rules()))
+    assert matchers
+    assert {slug for matcher in matchers for slug in matcher.split("|")} <= {each.slug for each in PROBLEMS}
+
+
+def test_a_route_is_one_that_the_api_has() -> None:
+    api = Api()
+    api.close()
+    paths = set(api.app.openapi()["paths"])
+    matchers = re.findall(r'\broute(?:=~|!~|!=|=)"([^"]*)"', " ".join(rule["expr"] for rule in rules()))
+    assert matchers
+    assert {path for matcher in matchers for path in matcher.split("|")} <= paths
 
 
 def test_names_are_unique() -> None:

@@ -1,10 +1,4 @@
-"""CPU time that the API process spends on a status read and on a submission.
-
-    TASKLINE_KAFKA__BOOTSTRAP_SERVERS=… TASKLINE_CASSANDRA__PORT=… python -m bench.api_read
-
-The client's own time, Kafka's and Cassandra's do not count: the figure is user + system time of the `taskline api` process,
-over several connections that each wait for one answer before the next question.
-"""
+"""What benchmarks of the API stand on: topics, a view with tasks in it, a key, and the API as a process of its own."""
 
 from __future__ import annotations
 
@@ -20,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import click
 import orjson
 import psutil
 
+from bench.http_load import Target, UnexpectedAnswer, closed, get
+from taskline.errors import Unavailable
 from taskline.infra.kafka.admin import create_topics
 from taskline.infra.kafka.requests import admin_client
 from taskline.infra.kafka.types import TypeDirectory
@@ -35,13 +30,17 @@ from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
 from taskline.settings import Settings, as_environment, load_settings
 from taskline.state.cassandra import CassandraStore
+from taskline.state.keys import Scope, mint
+from taskline.state.keys_cassandra import open_keys
 from taskline.state.migrations import migrate
 from taskline.state.session import connect, open_cluster
 from taskline.state.status import TaskStatus
 from taskline.state.store import EventsWrite, SubmissionWrite, Write
 
-CONNECTIONS = 16
-ROUNDS = 5
+TENANT = "bench"
+START_SECONDS = 60.0
+# Tasks that are stored at once, and how often it is tried.
+FILL_CHUNK, FILL_ATTEMPTS = 1_000, 10
 PAYLOAD = {"iata": "LAX", "name": "Los Angeles International", "latitude": 33.94, "longitude": -118.4}
 SCHEMA = {
     "type": "record",
@@ -54,57 +53,33 @@ SCHEMA = {
 AIRPORT = TaskType(name="bench.airport", schema=PayloadSchema.parse(SCHEMA))
 
 
-@click.command()
-@click.option("--requests", default=5_000, show_default=True, help="Measured requests of each kind.")
-@click.option("--tasks", default=1_000, show_default=True, help="Different tasks that are read.")
-def main(requests: int, tasks: int) -> None:
-    """Measure."""
+@contextmanager
+def stage() -> Iterator[Settings]:
+    """Topics and a keyspace of this run's own, which go when it is over."""
     name = f"bench{secrets.token_hex(4)}"
     base = load_settings()
     settings = base.model_copy(
         update={
             "kafka": base.kafka.model_copy(update={"namespace": f"{name}."}),
             "cassandra": base.cassandra.model_copy(update={"keyspace": name}),
-            "api": base.api.model_copy(update={"port": 0, "shutdown_delay_seconds": 0.0, "auth": "off"}),
+            "api": base.api.model_copy(update={"port": 0, "shutdown_delay_seconds": 0.0, "auth": "keys"}),
         }
     )
     create_topics(settings)
     migrate(settings)
     try:
-        measure(settings, requests, tasks)
+        register(settings)
+        yield settings
     finally:
         remove(settings)
 
 
-def measure(settings: Settings, requests: int, tasks: int) -> None:
-    register(settings)
-    ids = asyncio.run(fill(settings, tasks))
-    with api_process(settings) as (url, process):
-        host, port = urlsplit(url).hostname or "", urlsplit(url).port or 0
-        reads = [get(f"/tasks/{task_id}") for task_id in ids]
-        submission = post("/tasks", orjson.dumps({"task_type": AIRPORT.name, "payload": PAYLOAD}))
-        for title, kinds, status in (
-            ("liveness (server and framework only)", [get("/healthz")], 200),
-            ("status read", reads, 200),
-            ("submission", [submission], 201),
-        ):
-            asyncio.run(drive(host, port, kinds, requests // ROUNDS, status))
-            rounds = [measured(process, host, port, kinds, requests // ROUNDS, status) for _ in range(ROUNDS)]
-            # The best round: what disturbs a measurement on a shared machine only ever adds.
-            cpu, rate = min(rounds)
-            others = ", ".join(f"{each:.0f}" for each, _ in rounds)
-            print(f"{title:38} {cpu:7.0f} µs of CPU {rate:7.0f}/s   (rounds: {others})", flush=True)
-
-
-def measured(
-    process: psutil.Process, host: str, port: int, kinds: Sequence[bytes], requests: int, status: int
-) -> tuple[float, float]:
-    """CPU µs of the process per request, and requests per second."""
-    before, began = process.cpu_times(), time.perf_counter()
-    asyncio.run(drive(host, port, kinds, requests, status))
-    seconds, after = time.perf_counter() - began, process.cpu_times()
-    cpu = (after.user - before.user) + (after.system - before.system)
-    return cpu / requests * 1e6, requests / seconds
+async def new_key(settings: Settings) -> str:
+    """A key that may do everything."""
+    minted = mint(tenant=TENANT, scopes=tuple(Scope), now_ms=time.time_ns() // 1_000_000)
+    async with open_keys(settings) as keys:
+        await keys.add(minted.key)
+    return minted.token
 
 
 def remove(settings: Settings) -> None:
@@ -128,25 +103,53 @@ def register(settings: Settings) -> None:
         directory.close()
 
 
-async def fill(settings: Settings, tasks: int) -> list[TaskId]:
-    """Completed tasks in the view, as a projector would have put them there."""
+async def fill(settings: Settings, tasks: int, *, ended: bool) -> list[TaskId]:
+    """Running or completed tasks in the view, as a projector would have put them there."""
     codec = Codec()
     now_ms = time.time_ns() // 1_000_000 - 60_000
     store = await CassandraStore.connect(settings)
-    ids = [new_task_id(now_ms + n) for n in range(tasks)]
+    ids = [new_task_id(now_ms + n % 20_000) for n in range(tasks)]
     try:
-        await store.apply([write for task_id in ids for write in writes(settings, codec, task_id, now_ms)])
+        for chunk in batched(ids, FILL_CHUNK):
+            await put(
+                store,
+                [
+                    write
+                    for task_id in chunk
+                    for write in writes(settings, codec, task_id, now_ms, ended=ended)
+                ],
+            )
     finally:
         await store.close()
     return ids
 
 
-def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tuple[Write, Write]:
+async def put(store: CassandraStore, wanted: Sequence[Write]) -> None:
+    """Store them, as often as it takes: they are idempotent, and a Cassandra that has just started on a busy machine is slow."""
+    for attempt in range(FILL_ATTEMPTS):
+        try:
+            await store.apply(wanted)
+        except Unavailable:
+            if attempt == FILL_ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(1)
+        else:
+            return
+
+
+def batched(ids: Sequence[TaskId], size: int) -> Iterator[Sequence[TaskId]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
+def writes(
+    settings: Settings, codec: Codec, task_id: TaskId, now_ms: int, *, ended: bool
+) -> tuple[Write, Write]:
     payload, fingerprint = AIRPORT.encode(PAYLOAD)
     retain_until = now_ms + 86_400_000
     submission = TaskSubmitted(
         task_id=task_id,
-        tenant="default",
+        tenant=TENANT,
         task_type=AIRPORT.name,
         queue=AIRPORT.queue,
         priority=Priority.NORMAL,
@@ -161,7 +164,7 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
     bucket = bucket_of(task_id, settings.cassandra.bucket_seconds * 1000)
     started = Started(
         task_id=task_id,
-        tenant="default",
+        tenant=TENANT,
         attempt=1,
         worker="bench-worker-1",
         at=now_ms,
@@ -173,7 +176,7 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
     )
     succeeded = Succeeded(
         task_id=task_id,
-        tenant="default",
+        tenant=TENANT,
         attempt=1,
         worker="bench-worker-1",
         at=now_ms + 5,
@@ -188,7 +191,7 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
             bucket=bucket,
             ttl_seconds=3_600,
             submission=codec.encode(submission),
-            tenant="default",
+            tenant=TENANT,
             task_type=AIRPORT.name,
             queue=AIRPORT.queue,
             priority=Priority.NORMAL,
@@ -199,31 +202,30 @@ def writes(settings: Settings, codec: Codec, task_id: TaskId, now_ms: int) -> tu
             lane=lane,
             bucket=bucket,
             ttl_seconds=3_600,
-            events={
-                sequence_of(0, 0): codec.encode(started),
-                sequence_of(0, 1): codec.encode(succeeded),
-            },
-            tenant="default",
-            status=TaskStatus.COMPLETED,
+            events={sequence_of(0, 0): codec.encode(started)}
+            | ({sequence_of(0, 1): codec.encode(succeeded)} if ended else {}),
+            tenant=TENANT,
+            status=TaskStatus.COMPLETED if ended else TaskStatus.RUNNING,
         ),
     )
 
 
 @contextmanager
-def api_process(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
-    """The API, ready, as a process of its own."""
+def api_process(settings: Settings) -> Iterator[tuple[str, int, psutil.Process]]:
+    """The API, ready, as a process of its own: host, port, process."""
     with tempfile.TemporaryDirectory() as scratch:
         announcement = Path(scratch) / "url"
         command = [sys.executable, "-m", "taskline", "api", "--announce", str(announcement)]
         environ = dict(os.environ) | as_environment(settings) | {"TASKLINE_TELEMETRY__LOG_LEVEL": "warning"}
         with subprocess.Popen(command, env=environ) as child:
             try:
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + START_SECONDS
                 while not announcement.exists() or not ready(announcement.read_text().strip()):
                     if child.poll() is not None or time.monotonic() > deadline:
                         raise SystemExit("the API did not become ready")
                     time.sleep(0.1)
-                yield announcement.read_text().strip(), psutil.Process(child.pid)
+                parts = urlsplit(announcement.read_text().strip())
+                yield parts.hostname or "", parts.port or 0, psutil.Process(child.pid)
             finally:
                 child.terminate()
 
@@ -231,45 +233,7 @@ def api_process(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
 def ready(url: str) -> bool:
     parts = urlsplit(url)
     try:
-        asyncio.run(drive(parts.hostname or "", parts.port or 0, [get("/readyz")], 1, 200))
-    except (OSError, UnexpectedAnswer):
+        closed(Target(host=parts.hostname or "", port=parts.port or 0, status=200), [get("/readyz")])
+    except (OSError, EOFError, UnexpectedAnswer):
         return False
     return True
-
-
-class UnexpectedAnswer(Exception):
-    """An answer that makes the figure meaningless."""
-
-
-def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: bench\r\naccept: application/json\r\nuser-agent: bench\r\n\r\n".encode()
-
-
-def post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\naccept: application/json\r\nuser-agent: bench\r\n"
-    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def drive(host: str, port: int, kinds: Sequence[bytes], requests: int, status: int) -> None:
-    """Send so many requests, taking turns among `kinds`."""
-    turns = iter(range(requests))
-
-    async def one() -> None:
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            for turn in turns:
-                writer.write(kinds[turn % len(kinds)])
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-                body = await reader.readexactly(length)
-                if head[9:12] != b"%d" % status:
-                    raise UnexpectedAnswer(body)
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
-    await asyncio.gather(*(one() for _ in range(min(CONNECTIONS, requests))))
-
-
-if __name__ == "__main__":
-    main()
