@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from systems import System
+from systems import GENERAL_SLOTS, System
 
 from taskline import Submission, TaskHandle
 from taskline.schemas.ids import TaskId, lane_of
@@ -38,7 +38,8 @@ def test_a_worker_killed_in_the_middle_repeats_only_what_was_running(system: Sys
     system.settle()
     slow = submit(system, "behave.work", [0.6] * 20)
     system.wait_until(
-        lambda: len(system.effects("begin").keys() & set(map(str, slow))) >= 6, "the slots are taken"
+        lambda: len(system.effects("begin").keys() & set(map(str, slow))) >= GENERAL_SLOTS,
+        "the slots are taken",
     )
     system.kill_worker()
     running = system.effects("begin").keys() - system.effects("end").keys() & set(map(str, slow))
@@ -60,7 +61,9 @@ def test_a_worker_killed_in_the_middle_repeats_only_what_was_running(system: Sys
 def test_a_graceful_stop_lets_what_runs_finish_and_hands_nothing_finished_back(system: System):
     tasks = submit(system, "behave.work", [0.3] * 20)
     names = set(map(str, tasks))
-    system.wait_until(lambda: len(system.effects("begin").keys() & names) >= 6, "the slots are taken")
+    system.wait_until(
+        lambda: len(system.effects("begin").keys() & names) >= GENERAL_SLOTS, "the slots are taken"
+    )
     system.stop_worker()
     begun, ended = system.effects("begin"), system.effects("end")
     assert {task_id for task_id in names if begun[task_id]} == {

@@ -101,7 +101,8 @@ def test_a_fresh_cluster_is_refused_and_then_made(settings: Settings) -> None:
     report = create_topics(settings)
 
     assert set(report.created) == {spec.name for spec in topology(settings)}
-    assert len(report.seeded) == 4
+    # One per priority, the gateways' of the leases, and the delay role's.
+    assert len(report.seeded) == 5
     check_topology(settings)
     check_topology(settings, queues=["default"])
     assert all(each.problems == () for each in describe_topics(settings))
@@ -122,7 +123,7 @@ def test_dispatch_topics_grow_and_keep_their_offsets(topics_created: Settings) -
 
     assert report.created == ()
     declared = names(grown)
-    assert report.grown == {declared.dlq: (1, 2)} | {
+    assert report.grown == {declared.dlq: (1, 2), declared.leases("default"): (3, 5)} | {
         declared.dispatch("default", priority): (3, 5) for priority in Priority
     }
     assert report.seeded == ()
@@ -157,7 +158,11 @@ def test_drift_is_named_and_mended(topics_created: Settings) -> None:
 def test_a_new_queue_is_added_beside_the_others(topics_created: Settings) -> None:
     more = changed(topics_created, "topics", queues=("default", "gpu"))
     report = create_topics(more)
-    assert len(report.created) == len(report.seeded) == 3
+    declared = names(more)
+    dispatch = {declared.dispatch("gpu", priority) for priority in Priority}
+    assert set(report.created) == dispatch | {declared.cancels("gpu"), declared.leases("gpu")}
+    # The notices are read without a group.
+    assert len(report.seeded) == len(dispatch) + 1
     check_topology(more, queues=["gpu"])
     # The old declaration does not know it, and has no need to.
     check_topology(topics_created, queues=["default"])
@@ -177,7 +182,7 @@ def test_groups_without_offsets_on_empty_topics_begin_by_themselves(settings: Se
     with pytest.raises(WrongTopology, match="has no offsets") as caught:
         check_topology(settings, queues=["default"])
     assert caught.value.command == "taskline topics create --seed earliest|latest"
-    assert len(create_topics(settings).seeded) == 4
+    assert len(create_topics(settings).seeded) == 5
     check_topology(settings, queues=["default"])
 
 

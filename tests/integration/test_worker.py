@@ -53,7 +53,7 @@ def test_thousands_of_tasks_of_any_length_run_once_each_and_everything_is_commit
 
 def test_a_killed_worker_repeats_at_most_what_was_in_flight(workers: Workers) -> None:
     settings, concurrency = workers.settings, 16
-    jobs = mixed_jobs(1_500, seed=2, durations=(0.01, 0.05, 0.1, 0.5))
+    jobs = mixed_jobs(900, seed=2, durations=(0.01, 0.05, 0.1, 0.5))
     submit(settings, jobs)
     first = workers.start("worker_tasks:registry", "--concurrency", str(concurrency))
     eventually(lambda: len(workers.ledger.count("end")) >= 400, "a part has ended")
@@ -153,13 +153,13 @@ def test_bytes_that_are_no_task_go_to_the_dead_letter_topic_verbatim(workers: Wo
 
 def test_a_second_worker_takes_its_share_and_finished_tasks_do_not_run_again(workers: Workers) -> None:
     settings = workers.settings
-    jobs = mixed_jobs(1_200, seed=3, durations=(0.01, 0.05, 0.1, 0.5))
-    submit(settings, {number: jobs[number] for number in range(400)})
+    jobs = mixed_jobs(700, seed=3, durations=(0.01, 0.05, 0.1, 0.5))
+    submit(settings, {number: jobs[number] for number in range(300)})
     first = workers.start("worker_tasks:registry", "--concurrency", "8")
     eventually(lambda: len(workers.ledger.count("end")) >= 50, "a part has ended")
     second = workers.start("worker_tasks:registry", "--concurrency", "8")
     eventually(lambda: workers.output(second).count("partition assigned") >= 3, "the second has its share")
-    submit(settings, {number: jobs[number] for number in range(400, len(jobs))})
+    submit(settings, {number: jobs[number] for number in range(300, len(jobs))})
     eventually(lambda: {worker for _, worker in workers.ledger.lines("end")} == {0, 1}, "both work")
     assert workers.stop(second) == 0
     third = workers.start("worker_tasks:registry", "--concurrency", "16")

@@ -24,6 +24,8 @@ from taskline.state.fold import TaskHistory
 from taskline.state.status import TaskState
 from taskline.testing import InMemoryTaskline
 
+# The handlers that run at once while no task has high priority: one slot of six is kept for those.
+GENERAL_SLOTS = 5
 # Of both systems: few slots, so that work piles up; short intervals, so that the suite does not wait for them.
 COMMON_SETTINGS: dict[str, dict[str, Any]] = {
     "topics": {"dispatch_partitions": 3, "lanes": 3, "dlq_partitions": 2, "delay_partitions": 2},
