@@ -28,7 +28,7 @@ class Commit:
 
     # The next offset to read: every record below it is done.
     offset: int
-    # What is done above it (taskline.infra.holes); "" when nothing is.
+    # What is done, and what runs, above it (taskline.infra.holes); "" when nothing is and does.
     metadata: str = ""
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import structlog
 
-from taskline.infra.holes import UnreadableMetadata, decode_holes, encode_holes
+from taskline.infra.holes import UnreadableMetadata, decode_holes, decode_running, encode_holes
 from taskline.infra.intake import Commit, TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -21,13 +21,19 @@ log = structlog.get_logger(__name__)
 class WatermarkTracker:
     """The taken records of one partition; each call is O(1), amortised over the records."""
 
-    def __init__(self, start: int, done: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self, start: int, done: Iterable[tuple[int, int]] = (), suspects: Iterable[int] = ()
+    ) -> None:
         """Begin where a group's commit says.
 
         Args:
             start: the committed offset: the first that may come.
             done: half-open ranges above it, ascending, that an earlier owner completed.
+            suspects: offsets that ran in an earlier owner's process when it was last heard of.
         """
+        self.suspects = frozenset(suspects)
+        # Taken records that run and would take this process along (`begin`).
+        self._running: set[int] = set()
         # Taken records at or above the watermark, ascending: the first is not done.
         self._window: deque[int] = deque()
         # Those of them that are not done.
@@ -44,6 +50,7 @@ class WatermarkTracker:
         """Begin where a group has come to in a partition, with what its commit's metadata lists as done."""
         try:
             done = decode_holes(committed.offset, committed.metadata)
+            suspects = decode_running(committed.offset, committed.metadata)
         except UnreadableMetadata as error:
             # To handle again what may be done is allowed; to skip what may not be is not.
             log.warning(
@@ -53,8 +60,8 @@ class WatermarkTracker:
                 offset=committed.offset,
                 error=str(error),
             )
-            done = ()
-        return cls(committed.offset, done)
+            done, suspects = (), ()
+        return cls(committed.offset, done, suspects)
 
     @property
     def watermark(self) -> int:
@@ -101,6 +108,11 @@ class WatermarkTracker:
         self._window.append(offset)
         return True
 
+    def begin(self, offset: int) -> None:
+        """Note that a taken record's handler is about to run in this process: from now on commits tell of it, until it is done."""
+        if offset in self._unfinished:
+            self._running.add(offset)
+
     def complete(self, offset: int) -> None:
         """Note that a taken record is done.
 
@@ -112,6 +124,7 @@ class WatermarkTracker:
         except KeyError:
             state = "was never taken" if offset >= self._next else "is not waiting for completion"
             raise ValueError(f"offset {offset} {state}") from None
+        self._running.discard(offset)
         window, unfinished = self._window, self._unfinished
         if window[0] != offset:
             return
@@ -122,12 +135,17 @@ class WatermarkTracker:
         else:
             self._advance()
 
-    def commit(self) -> Commit:
-        """What to commit now."""
+    def commit(self, *, leaving: bool = False) -> Commit:
+        """What to commit now.
+
+        Args:
+            leaving: the partition is handed over: whatever ran has been stopped, and nobody died of it.
+        """
         offset = self._watermark
-        if len(self._window) == len(self._unfinished) and not self._earlier:
+        running = () if leaving else self._running
+        if len(self._window) == len(self._unfinished) and not self._earlier and not running:
             return Commit(offset=offset)
-        return Commit(offset=offset, metadata=encode_holes(offset, self._done_above()))
+        return Commit(offset=offset, metadata=encode_holes(offset, self._done_above(), running))
 
     def _done_above(self) -> Iterator[tuple[int, int]]:
         """Ranges of what is done above the watermark, ascending and merged over offsets without a record; as many steps as records that are not done."""

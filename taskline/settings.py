@@ -74,7 +74,11 @@ class KafkaSettings(_Section):
     session_timeout_ms: int = Field(
         45_000,
         ge=1_000,
-        description="A consumer silent for longer is taken for dead and its partitions move. Shorter: faster recovery after kill -9; longer: fewer moves on a slow machine.",
+        description="A consumer silent for longer is taken for dead and its partitions move. Shorter: faster recovery after kill -9; longer: fewer moves on a slow machine. With group_protocol = \"consumer\" the broker's group.consumer.session.timeout.ms holds instead.",
+    )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        "classic",
+        description="How workers and delay roles share partitions: among themselves (classic, cooperative), or told by the broker (consumer, KIP-848; Kafka 4.0 or newer), where a member that comes or goes pauses nobody else. Members of both kinds may be in a group while it is changed over.",
     )
 
 

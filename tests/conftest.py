@@ -13,9 +13,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 
 from taskline.settings import Settings
+
+# A time-out of an example says how busy the machine is.
+hypothesis.settings.register_profile("taskline", deadline=None)
+hypothesis.settings.load_profile("taskline")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,8 @@ class Conductor:
             if not run.stale:
                 break
             run.reopen()
+            # It stood still between the check and the handler's first line: whose is the record now?
+            await run.waiting.assignment.feed.confirm()
         if verdict is Verdict.RUN:
             run.phase = Phase.SETTLING
             host.handler_over(run)
@@ -121,9 +123,12 @@ class Conductor:
         """Started, and what follows from what is in the lane before it; never AGAIN."""
         while True:
             run.opened = True
+            if run.executor is not None and not run.executor.remote:
+                run.waiting.assignment.begin(run.position.offset)
             if self._gate is not None:
                 self._gate.expect()
             await self._recorder.started(run, admitted)
+            run.checked_at = asyncio.get_running_loop().time()
             if self._gate is None:
                 return Verdict.RUN
             verdict = await self._pass(self._gate, run, admitted, host)

@@ -8,6 +8,7 @@ Invariants:
   handlers by the slots, unacknowledged outcomes by MAX_UNSETTLED_PER_SLOT.
 - An attempt that is in flight or over here is not run from another place in the log (`duplicates`).
 - What was in a process that died is run again alone (a *suspect*), and only what dies alone is held against a task.
+- A process that stood still starts nothing before its group has taken a commit of it: others may have its partitions.
 - Nothing that a handler raises, and no absence of the log, ends the worker.
 """
 
@@ -30,6 +31,7 @@ from taskline.schemas.ids import TaskId
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
 from taskline.workers.admission import Rejected, Undecodable
+from taskline.workers.cancels import FRESH_SECONDS
 from taskline.workers.conductor import CANCEL_GRACE_SECONDS, Conductor
 from taskline.workers.dispatch import ALL, Dispatcher, Gate
 from taskline.workers.execution import Execution, Phase
@@ -49,6 +51,8 @@ MAX_UNSETTLED_PER_SLOT = 4
 _LEAST_MAX_UNSETTLED = 256
 # A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
 RELEASE_SECONDS = 3.0
+# How often a process notes that it does not stand still; well below FRESH_SECONDS.
+_AWAKE_SECONDS = 0.5
 _HIGH = frozenset((Priority.HIGH,))
 SHUTDOWN = "shutdown"
 REVOKED = "revoked"
@@ -107,6 +111,9 @@ class WorkerEngine:
         if ports.cancels is not None:
             ports.cancels.listen(self._abort)
         self._pump_due = False
+        # When this process was last seen to be awake, by the loop's clock; and those who must say whether it is a member still.
+        self._awake_at = 0.0
+        self._thawing: set[Future[None]] = set()
         self._stopping = False
         self._failure: Exception | None = None
         self._wake = asyncio.Event()
@@ -120,6 +127,7 @@ class WorkerEngine:
             Exception: an intake can't go on (`IntakeSink.failed`) or could not start, after the drain.
         """
         metrics.SLOTS.set(self._slots.total)
+        self._awake_at = asyncio.get_running_loop().time()
         stopping = asyncio.ensure_future(stop.wait())
         stopping.add_done_callback(lambda _: self._wake.set())
         committing = asyncio.ensure_future(self._commit_regularly())
@@ -184,7 +192,7 @@ class WorkerEngine:
 
     def _pump(self) -> None:
         self._pump_due = False
-        if self._stopping:
+        if self._stopping or self._frozen():
             return
         try:
             self._readmit()
@@ -200,6 +208,26 @@ class WorkerEngine:
         except Exception as error:
             # Raised into the event loop it would only be logged, and the worker would stand still.
             self.fail(error)
+
+    def _frozen(self) -> bool:
+        """Whether this process stood still for so long that its partitions may be others' by now, and the group has not said that they are not."""
+        now = asyncio.get_running_loop().time()
+        if now - self._awake_at > FRESH_SECONDS:
+            log.warning(
+                "this process stood still; it asks its group before it starts anything",
+                seconds=now - self._awake_at,
+            )
+            for feed in self._feeds.values():
+                if feed.assignments:
+                    confirmed = feed.confirm()
+                    self._thawing.add(confirmed)
+                    confirmed.add_done_callback(self._thawed)
+        self._awake_at = now
+        return bool(self._thawing)
+
+    def _thawed(self, confirmed: Future[None]) -> None:
+        self._thawing.discard(confirmed)
+        self._schedule_pump()
 
     def _begin(self, run: Execution) -> None:
         refusal = self._refusal(run)
@@ -379,11 +407,16 @@ class WorkerEngine:
 
     async def _commit_regularly(self) -> None:
         try:
+            due = asyncio.get_running_loop().time() + self._settings.commit_interval_seconds
             while True:
-                await asyncio.sleep(self._settings.commit_interval_seconds)
-                for feed in self._feeds.values():
-                    feed.commit()
-                self._publish_gauges()
+                await asyncio.sleep(min(self._settings.commit_interval_seconds, _AWAKE_SECONDS))
+                self._frozen()
+                now = asyncio.get_running_loop().time()
+                if now >= due:
+                    due = now + self._settings.commit_interval_seconds
+                    for feed in self._feeds.values():
+                        feed.commit()
+                    self._publish_gauges()
         except Exception as error:
             # Without commits a worker repeats ever more after a crash; better now than then.
             self.fail(error)

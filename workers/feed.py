@@ -6,6 +6,7 @@ assignment is over changes nothing: it can neither complete an offset nor be com
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Future
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -52,6 +53,11 @@ class Assignment:
         # True: paused, since its window is full.
         self.held = False
 
+    def begin(self, offset: int) -> None:
+        """A record's handler is about to run in this process: whoever finds the process dead shall know of it."""
+        self.tracker.begin(offset)
+        self.feed.begun(self)
+
     def complete(self, offset: int) -> None:
         """A record is done: its outcome is acknowledged."""
         if self.open:
@@ -64,13 +70,15 @@ class Assignment:
 class Waiting:
     """A record in the buffer."""
 
-    __slots__ = ("assignment", "priority", "record", "tries")
+    __slots__ = ("assignment", "priority", "record", "suspect", "tries")
 
     def __init__(self, record: InRecord, assignment: Assignment) -> None:
         """A record of an open assignment."""
         self.record = record
         self.assignment = assignment
         self.priority = assignment.feed.priority
+        # True: it ran in a process that was found dead, so that it must not take anything with it this time.
+        self.suspect = record.position.offset in assignment.tracker.suspects
         # How often it was put back because its payload's schema was not known yet.
         self.tries = 0
 
@@ -115,6 +123,10 @@ class Feed:
         self._commit: Future[None] | None = None
         # Records that were completed since the last commit was begun.
         self._uncommitted = 0
+        # Where handlers have begun of which no commit tells.
+        self._begun: set[Assignment] = set()
+        # Who waits to hear that this process is still a member of its group.
+        self._asking: list[Future[None]] = []
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
@@ -200,7 +212,7 @@ class Feed:
         for assignment in leaving:
             # A partition that was lost while it was being handed over is not ours to commit.
             if assignment.open:
-                final[assignment.name] = assignment.tracker.commit()
+                final[assignment.name] = assignment.tracker.commit(leaving=True)
                 assignment.open = False
         return final
 
@@ -215,6 +227,9 @@ class Feed:
         for assignment in leaving:
             assignment.open = False
         self._host.abandon(leaving)
+        if not self._assignments:
+            asking, self._asking = self._asking, []
+            _answer(asking)
 
     def failed(self, error: Exception) -> None:
         """See `IntakeSink`."""
@@ -245,29 +260,62 @@ class Feed:
         if self._uncommitted >= COMMIT_AFTER:
             self.commit()
 
+    def begun(self, assignment: Assignment) -> None:
+        """Note that a handler is about to run; the commit is on its way before the Started that is awaited has been appended."""
+        if not self._begun and self._commit is None:
+            # Once a turn of the loop.
+            asyncio.get_running_loop().call_soon(self._send_begun)
+        self._begun.add(assignment)
+
+    def confirm(self) -> Future[None]:
+        """Whether this process is still a member of its group: resolves when a commit that was begun from now on was stored, or nothing is ours."""
+        confirmed: Future[None] = asyncio.get_running_loop().create_future()
+        self._asking.append(confirmed)
+        if self._commit is None:
+            self.commit()
+        return confirmed
+
     def commit(self) -> None:
         """Store the progress since the last commit, unless one is still under way."""
-        if self._commit is not None:
-            return
-        self._uncommitted = 0
+        if self._commit is None:
+            self._uncommitted = 0
+            self._send(self._assignments.values())
+
+    def _send_begun(self) -> None:
+        if self._commit is None:
+            self._send(self._begun)
+
+    def _send(self, assignments: Collection[Assignment]) -> None:
+        """Begin a commit of what is new in these; of everything if somebody asks."""
+        asking, self._asking = self._asking, []
         changed: list[tuple[Assignment, Commit]] = []
-        for assignment in self._assignments.values():
+        for assignment in self._assignments.values() if asking else assignments:
             commit = assignment.tracker.commit()
-            if commit != assignment.committed:
+            if asking or (assignment.open and commit != assignment.committed):
                 changed.append((assignment, commit))
+        self._begun.clear()
         if changed:
             self._commit = self._intake.commit({assignment.name: commit for assignment, commit in changed})
-            self._commit.add_done_callback(partial(self._on_committed, changed))
+            self._commit.add_done_callback(partial(self._on_committed, changed, asking))
+        else:
+            _answer(asking)
 
-    def _on_committed(self, changed: Sequence[tuple[Assignment, Commit]], done: Future[None]) -> None:
+    def _on_committed(
+        self, changed: Sequence[tuple[Assignment, Commit]], asking: list[Future[None]], done: Future[None]
+    ) -> None:
         self._commit = None
         error = None if done.cancelled() else done.exception()
         if error is None and not done.cancelled():
             for assignment, commit in changed:
                 assignment.committed = commit
-            if self._uncommitted >= COMMIT_AFTER:
+            _answer(asking)
+            if self._asking or self._uncommitted >= COMMIT_AFTER:
                 self.commit()
+            elif self._begun:
+                self._send(self._begun)
             return
+        # Asked again with the next one, which the engine begins at regular intervals.
+        self._asking += asking
         metrics.COMMIT_FAILURES.labels(self.priority.value).inc()
         log.warning("commit failed; a newer one follows", priority=self.priority.value, error=str(error))
 
@@ -278,6 +326,12 @@ class Feed:
             # The intake forgets the pause of what goes away, too.
             assignment.held = False
         return leaving
+
+
+def _answer(asking: Sequence[Future[None]]) -> None:
+    for each in asking:
+        if not each.done():
+            each.set_result(None)
 
 
 def _names(assignments: Sequence[Assignment]) -> list[str]:

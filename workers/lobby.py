@@ -156,7 +156,7 @@ class Lobby:
             if verdict is Verdict.DONE:
                 _drop(waiting)
             return
-        suspect = admitted.deaths > 0
+        suspect = admitted.deaths > 0 or waiting.suspect
         executor = executor_for(admitted.task, self._ports, suspect=suspect)
         run = Execution(waiting, admitted, executor, suspect=suspect)
         run.key, run.buffered = key, True

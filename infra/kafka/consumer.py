@@ -96,18 +96,14 @@ def consumer_config(
     Offsets are committed by the intake only, and a group without one is an error, never a silent jump (`topics create` seeds
     them). Assignment is cooperative: what need not move keeps running through a rebalance.
     """
-    session_ms = kafka.session_timeout_ms
-    return client_config(kafka, client_id=client_id) | {
+    return client_config(kafka, client_id=client_id) | _membership(kafka) | {
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": session_ms,
-        "heartbeat.interval.ms": min(_MAX_HEARTBEAT_MS, session_ms // _HEARTBEATS_PER_SESSION),
         "max.poll.interval.ms": max(
-            session_ms,
+            kafka.session_timeout_ms,
             _MIN_POLL_INTERVAL_MS,
             round(options.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
         ),
@@ -116,4 +112,21 @@ def consumer_config(
         "queued.min.messages": options.queued_messages,
         "queued.max.messages.kbytes": options.queued_kbytes,
         "max.partition.fetch.bytes": options.fetch_bytes,
+    }
+
+
+def _membership(kafka: KafkaSettings) -> dict[str, Any]:
+    """How a consumer belongs to its group: agreed upon by its members, or, with the protocol of KIP-848, told by the broker.
+
+    That one takes the session time-out from the broker (group.consumer.session.timeout.ms), and moves partitions one by one without
+    a pause for the others; librdkafka refuses the settings of the classic one beside it.
+    """
+    if kafka.group_protocol == "consumer":
+        return {"group.protocol": "consumer"}
+    session_ms = kafka.session_timeout_ms
+    return {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": min(_MAX_HEARTBEAT_MS, session_ms // _HEARTBEATS_PER_SESSION),
     }

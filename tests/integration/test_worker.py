@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from worker_kit import CODEC, Workers, events, eventually, lag, mixed_jobs, read
 
 from taskline.infra.log import HEADER_CAUSE, HEADER_SOURCE
 from taskline.infra.topics import Topics
-from taskline.schemas.events import DeadLetter, Priority, Released, Started, Succeeded
+from taskline.schemas.events import DeadLetter, DeadLettered, Priority, Released, Started, Succeeded
 from taskline.settings import Settings
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
@@ -84,6 +85,34 @@ def test_a_killed_worker_repeats_at_most_what_was_in_flight(workers: Workers) ->
     # Every task ends in the log, exactly the repeated ones with two executions.
     for entries in events(settings).values():
         assert isinstance(entries[-1], Succeeded)
+
+
+def test_a_handler_that_takes_the_worker_along_does_so_once(workers: Workers) -> None:
+    settings = workers.settings
+    jobs = dict.fromkeys(range(6), ("test.async", 2.0)) | {6: ("test.kill", 0.5)}
+    handles = dict(zip(jobs, submit(settings, jobs), strict=True))
+    # All at once, in the worker's own process, so that they die together.
+    options = {"coroutines": "inline", "high_reserve": 0, "commit_interval_seconds": 60}
+    first = workers.start("worker_tasks:registry", "--concurrency", "8", **options)
+    assert first.wait(60) == -signal.SIGKILL
+    second = workers.start("worker_tasks:registry", "--concurrency", "8", poison_deaths=2, **options)
+    eventually(
+        lambda: (
+            len(workers.ledger.count("end")) == 6
+            and any(isinstance(each, DeadLettered) for each in events(settings)[handles[6].task_id])
+        ),
+        "the others ended, and the killer is dead",
+    )
+    assert second.poll() is None, "it took a second worker along"
+    assert workers.stop(second) == 0
+    last = events(settings)[handles[6].task_id][-1]
+    assert isinstance(last, DeadLettered)
+    assert last.reason == "poison"
+    # With the worker, and then alone in children, until it was enough.
+    assert workers.ledger.count("begin")[6] == 3
+    for number in range(6):
+        ends = [each for each in events(settings)[handles[number].task_id] if isinstance(each, Succeeded)]
+        assert len(ends) == 1
 
 
 def test_a_stopped_worker_finishes_what_runs_hands_back_the_rest_and_nothing_runs_twice_needlessly(
@@ -167,6 +196,26 @@ def test_a_second_worker_takes_its_share_and_finished_tasks_do_not_run_again(wor
     eventually(lambda: lag(settings) == 0, "all committed")
     assert workers.stop(first) == 0
     assert workers.stop(third) == 0
+    assert workers.ledger.count("begin") == collections.Counter(list(jobs))
+
+
+def test_members_of_both_protocols_share_a_group(workers: Workers) -> None:
+    settings = workers.settings
+    jobs = mixed_jobs(400, seed=8, durations=(0.01, 0.05, 0.1))
+    submit(settings, {number: jobs[number] for number in range(200)})
+    first = workers.start("worker_tasks:registry", "--concurrency", "4")
+    eventually(lambda: len(workers.ledger.count("end")) >= 50, "a part has ended")
+    workers.settings = settings.model_copy(
+        update={"kafka": settings.kafka.model_copy(update={"group_protocol": "consumer"})}
+    )
+    second = workers.start("worker_tasks:registry", "--concurrency", "4")
+    eventually(lambda: workers.output(second).count("partition assigned") >= 3, "the second has its share")
+    submit(settings, {number: jobs[number] for number in range(200, len(jobs))})
+    eventually(lambda: {worker for _, worker in workers.ledger.lines("end")} == {0, 1}, "both work")
+    assert workers.stop(first) == 0
+    eventually(lambda: len(workers.ledger.count("end")) == len(jobs), "all ended")
+    eventually(lambda: lag(settings) == 0, "all committed")
+    assert workers.stop(second) == 0
     assert workers.ledger.count("begin") == collections.Counter(list(jobs))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from dataclasses import dataclass
 
@@ -48,6 +49,14 @@ def in_thread(job: Job, ctx: TaskContext) -> int:
 async def failing(job: Job, ctx: TaskContext) -> None:
     note("begin", job, ctx)
     raise ValueError(f"number {job.number}")
+
+
+@registry.task("test.kill")
+async def killing(job: Job, ctx: TaskContext) -> None:
+    """Takes the process along that it runs in."""
+    note("begin", job, ctx)
+    await asyncio.sleep(job.seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @registry.task("test.other", queue="other")

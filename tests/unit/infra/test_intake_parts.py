@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,6 +127,18 @@ def test_the_poll_interval_leaves_room_for_the_grace() -> None:
         client_id="c",
     )
     assert 3 * short["heartbeat.interval.ms"] <= short["session.timeout.ms"] <= short["max.poll.interval.ms"]
+
+
+def test_the_broker_s_protocol_is_asked_for_without_what_the_client_refuses_beside_it() -> None:
+    config = consumer_config(
+        KafkaSettings(group_protocol="consumer"),
+        IntakeOptions(batch=1, grace_seconds=1),
+        group="g",
+        client_id="c",
+    )
+    assert config["group.protocol"] == "consumer"
+    # The client itself says so.
+    Consumer(config).close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskline.infra.holes import MAX_METADATA_BYTES, UnreadableMetadata, decode_holes, encode_holes
+from taskline.infra.holes import (
+    MAX_METADATA_BYTES,
+    UnreadableMetadata,
+    decode_holes,
+    decode_running,
+    encode_holes,
+)
+from taskline.infra.intake import TopicPartition
 from taskline.infra.watermark import WatermarkTracker
 
 # Offsets of a partition's records: mostly contiguous, some with gaps as transaction markers and compaction leave them.
@@ -230,3 +237,46 @@ def test_runs_that_touch_or_go_back_are_misuse() -> None:
     for ranges in ([(100, 101)], [(99, 101)], [(101, 103), (103, 104)], [(101, 101)]):
         with pytest.raises(ValueError, match="does not follow"):
             encode_holes(100, ranges)
+
+
+@given(holes(st.integers(1, 10_000), 30), st.sets(st.integers(0, 100_000), max_size=300))
+def test_what_runs_comes_back_beside_what_is_done(
+    case: tuple[int, list[tuple[int, int]]], distances: set[int]
+) -> None:
+    watermark, ranges = case
+    running = {watermark + distance for distance in distances}
+    text = encode_holes(watermark, ranges, running)
+    assert len(text) <= MAX_METADATA_BYTES
+    assert decode_running(watermark, text) == tuple(sorted(running))
+    assert decode_holes(watermark, text) == tuple(ranges)
+
+
+@given(st.integers(1, 2**40), st.integers(1, 3_000), st.integers(0, 2**50))
+def test_what_runs_never_crowds_out_what_is_done(gap: int, count: int, watermark: int) -> None:
+    ranges = [(watermark + 2 * n + 1, watermark + 2 * n + 2) for n in range(1_000)]
+    text = encode_holes(watermark, ranges, [watermark + gap * n for n in range(count)])
+    assert len(text) <= MAX_METADATA_BYTES
+    assert decode_holes(watermark, text) == tuple(ranges)
+    listed = decode_running(watermark, text)
+    assert listed == tuple(watermark + gap * n for n in range(len(listed)))
+    assert len(listed) >= min(count, 100)
+
+
+def test_what_runs_is_told_of_until_it_is_done_or_handed_over() -> None:
+    tracker = WatermarkTracker(100)
+    for offset in range(100, 104):
+        tracker.take(offset)
+    tracker.begin(101)
+    tracker.begin(102)
+    tracker.complete(102)
+    # Of another partition's time, or done already.
+    tracker.begin(102)
+    commit = tracker.commit()
+    assert decode_running(100, commit.metadata) == (101,)
+    assert decode_holes(100, commit.metadata) == ((102, 103),)
+    name = TopicPartition("tasks.low", 0)
+    assert WatermarkTracker.resumed(name, commit).suspects == {101}
+    left = tracker.commit(leaving=True)
+    assert WatermarkTracker.resumed(name, left).suspects == frozenset()
+    tracker.complete(101)
+    assert decode_running(100, tracker.commit().metadata) == ()

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from taskline.errors import DeliveryFailed
+from taskline.infra.holes import decode_holes
 from taskline.infra.intake import Commit, IntakeSink, TopicPartition
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.log import HEADER_DUE, HEADER_TARGET, InRecord, OutRecord, Position
@@ -291,6 +292,11 @@ class Bench:
 
     def committed(self, partition: int = 0, priority: Priority = Priority.NORMAL) -> Commit | None:
         return self.intakes[priority].stored.get(self.name(partition, priority))
+
+    def progress(self, partition: int = 0) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """What is done of a partition that began at 0: up to an offset, and above it."""
+        commit = self.committed(partition) or Commit(offset=0)
+        return commit.offset, decode_holes(commit.offset, commit.metadata)
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_nothing_is_done_before_the_next_attempt_and_its_events_are_both_acknowl
                 assert b.log.kinds() == ["Started", "Failed", "RetryScheduled"]
             else:
                 assert len(b.log.waiting()) == 1
-            assert b.committed() is None
+            assert b.progress() == (0, ())
 
     virtually(scenario())
 
@@ -227,7 +227,7 @@ def test_while_the_log_is_away_a_retry_waits_here_and_goes_straight_back_when_it
             b.log.verdict = lambda record: error
             await asyncio.sleep(60)
             assert len(doomed.seen) == 1
-            assert b.committed() is None
+            assert b.progress() == (0, ())
             before = len(b.log.records)
             b.log.verdict = lambda record: None
             await asyncio.sleep(10)
@@ -456,7 +456,7 @@ def test_an_expiry_is_acknowledged_before_its_record_is_done(bench, virtually, d
             b.log.verdict = lambda record: DeliveryFailed("away")
             b.push(b.submission("sleep", 0, start_by=b.clock.now_ms() - 1))
             await asyncio.sleep(60)
-            assert b.committed() is None
+            assert b.progress() == (0, ())
             b.log.verdict = lambda record: None
             await asyncio.sleep(10)
             assert b.log.kinds() == ["Expired"]
@@ -604,7 +604,7 @@ def test_a_bystander_is_not_done_before_it_has_run_again_and_goes_with_its_parti
             b.push(b.submission("plain", 1), b.submission("plain", 2))
             await asyncio.sleep(0.75)
             assert len(alone.ran) == 1
-            assert b.committed() is None
+            assert b.progress() == (0, ())
             # What waits for the one process is handed back with its partition; what runs in it may finish.
             commits = await b.intakes[b.submission("plain").priority].revoke(b.name(0))
             commit = commits[b.name(0)]
