@@ -70,9 +70,13 @@ class LoopExecutor:
 
     async def run(self, task: Task, payload: Any, ctx: TaskContext) -> EncodedResult:  # noqa: ANN401 - plain values
         """See `Executor`."""
-        link = self._least_loaded() or await self._started()
-        if self._closed:
-            raise HandlerAbandoned("the worker has left")
+        while True:
+            link = self._least_loaded() or await self._started()
+            if self._closed:
+                raise HandlerAbandoned("the worker has left")
+            # Others that waited for the same new child may have used it up.
+            if link in self._links:
+                break
         number, answer = link.order(task, payload, ctx)
         self._wear.given(link, task)
         self._retire_if(link, self._wear.spent(link))
@@ -132,9 +136,9 @@ class LoopExecutor:
                 raise HandlerAbandoned("the worker has left")
             starting = self._starting
             if starting is None:
-                start = ChildLink.start(self._server, Kind.LOOP, self._forget)
-                starting = self._starting = asyncio.get_running_loop().create_task(start)
-                starting.add_done_callback(self._has_started)
+                starting = self._starting = asyncio.get_running_loop().create_task(self._start())
+                # Whoever waits for it hears of its error; perhaps nobody does any more.
+                starting.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
                 link = await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -145,15 +149,17 @@ class LoopExecutor:
             if link.alive:
                 return link
 
-    def _has_started(self, starting: asyncio.Task[ChildLink]) -> None:
-        self._starting = None
-        if starting.cancelled() or starting.exception() is not None:
-            return
-        link = starting.result()
+    async def _start(self) -> ChildLink:
+        try:
+            link = await ChildLink.start(self._server, Kind.LOOP, self._forget)
+        finally:
+            self._starting = None
+        # Before anybody hears of it: who does finds it among the others.
         if self._closed:
             link.abandon()
         elif link.alive:
             self._links.append(link)
+        return link
 
     def _forget(self, link: ChildLink) -> None:
         self._wear.forget(link)

@@ -91,7 +91,7 @@ def test_a_child_serves_so_many_tasks_and_its_successor_is_there_before(
 
 def test_no_task_waits_for_a_birth_while_children_come_and_go(children: Children) -> None:
     async def scenario() -> None:
-        async with pool(children.server, 2, max_tasks=5) as executor:
+        async with pool(children.server, 2, max_tasks=4) as executor:
             await asyncio.gather(run(executor, "sleep.plain", 0.05), run(executor, "sleep.plain", 0.05))
             unborn = []
             order = executor_order = children_wear.ChildLink.order
@@ -102,13 +102,13 @@ def test_no_task_waits_for_a_birth_while_children_come_and_go(children: Children
 
             children_wear.ChildLink.order = watched
             try:
-                pids = await asyncio.gather(*(run(executor, "sleep.plain", 0.05) for _ in range(60)))
+                pids = await asyncio.gather(*(run(executor, "sleep.plain", 0.15) for _ in range(32)))
             finally:
                 children_wear.ChildLink.order = executor_order
-            assert len(set(pids)) >= 12
-            assert max(Counter(pids).values()) <= 5
-            # Each is born within the 50 ms that the last task but none takes; the machine may be slow once.
-            assert sum(unborn) <= 3
+            assert len(set(pids)) >= 8
+            assert max(Counter(pids).values()) <= 4
+            # Each is born while the last task of the one before runs; a machine that is busy otherwise may be late.
+            assert sum(unborn) <= 2
 
     children.run(scenario())
 
