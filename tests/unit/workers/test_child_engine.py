@@ -45,7 +45,7 @@ def test_what_ran_beside_a_coroutine_that_eats_memory_spends_no_attempt(bench) -
         server = ForkServer(config(memory_mb=128))
         await server.start()
         alone, loops = ProcessExecutor(server, 2), LoopExecutor(server, 1, 30)
-        async with bench(registry, loops, alone, concurrency=8) as b:
+        async with bench(registry, alone, alone, loops, concurrency=8) as b:
             b.assign(0)
             hoards = b.submission("hoard.async", 500)
             others = [b.submission("sleep", 0.4) for _ in range(6)]
