@@ -20,7 +20,7 @@ from taskline.infra.local.stack import LocalStack
 from taskline.settings import Settings, as_environment
 
 # Stages that need no servers.
-ALONE = ("children",)
+ALONE = ("children", "memory")
 STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_load", "delay", "replay")
 _LIBRARIES = ("confluent-kafka", "fastavro", "faust-streaming", "cassandra-driver", "fastapi", "uvicorn")
 

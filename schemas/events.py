@@ -31,6 +31,8 @@ class ErrorCategory(StrEnum):
     TIMEOUT = "timeout"
     # The process that ran the handler died.
     CRASH = "crash"
+    # The handler wanted more memory than its process may have.
+    MEMORY = "memory"
     UNKNOWN = "unknown"
 
     @classmethod

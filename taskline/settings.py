@@ -266,6 +266,21 @@ class WorkerSettings(_Section):
         "child",
         description="Where async handlers run. child: in child processes, so that a blocked loop or a crash takes no more than them; inline: on the worker's own loop, cheaper, for handlers that are trusted never to block.",
     )
+    child_memory_mb: int = Field(
+        0,
+        ge=0,
+        description="How much memory a child process may have more than at its birth, in MB; 0: any. Beyond it a handler gets MemoryError, and its process is replaced. memory_mb of a task type goes before it. What many coroutines share is one process.",
+    )
+    child_max_tasks: int = Field(
+        0,
+        ge=0,
+        description="A child process that has been given so many tasks gets no more and is replaced; 0: never. For handlers whose libraries leak. Fewer: less can leak, and more processes are started (some ms of processor time each).",
+    )
+    child_max_rss_mb: int = Field(
+        0,
+        ge=0,
+        description="A child process whose resident memory is beyond so many MB after a task, as looked at about once a second, gets no more tasks and is replaced; 0: never. Well above what the registry's imports take, or each child is replaced within a second.",
+    )
     loop_children: int = Field(
         1,
         ge=1,

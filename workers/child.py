@@ -26,6 +26,7 @@ from taskline.infra.telemetry import configure_logging
 from taskline.settings import TelemetrySettings
 from taskline.workers.child_answers import Answers
 from taskline.workers.child_frames import BROKEN, READY, CorruptFrame, encode
+from taskline.workers.child_limits import MemoryLimit, rss_bytes
 from taskline.workers.child_loop import serve_loop
 from taskline.workers.child_plain import serve_plain
 from taskline.workers.registry import load_registry
@@ -53,6 +54,8 @@ class ChildConfig:
     # module:attribute
     registry: str
     max_result_bytes: int
+    # What a child may have more than at its birth; None: anything.
+    memory_mb: int | None = None
     # TelemetrySettings as plain values.
     telemetry: dict[str, Any]
 
@@ -71,9 +74,9 @@ def run_child(kind: Kind, sock: socket.socket, config: ChildConfig) -> int:
         registry = load_registry(config.registry)
     except InvalidRegistry as error:
         return _leave(sock, str(error))
-    answers = Answers(registry, config.max_result_bytes)
+    answers = Answers(registry, config.max_result_bytes, MemoryLimit(config.memory_mb))
     try:
-        sock.sendall(encode((READY,)))
+        sock.sendall(encode((READY, rss_bytes("self") or 0)))
         (serve_loop if kind is Kind.LOOP else serve_plain)(sock, answers)
     except CorruptFrame as error:
         log.critical("a child process can't read what the worker sent", error=str(error))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskline.schemas.events import ErrorCategory
 from taskline.workers.child_frames import FAILED, RESULT, Message, context_of, encode
+from taskline.workers.child_limits import MemoryLimit
 from taskline.workers.context import TaskContext
 from taskline.workers.failure import Failure, failure_of
-from taskline.workers.outcome import ErrorInfo, describe_error, encode_result
+from taskline.workers.outcome import MAX_MESSAGE_BYTES, ErrorInfo, describe_error, encode_result, head
 from taskline.workers.registry import Registry, Task
 
 _MS = 1_000
@@ -36,9 +37,10 @@ class Order:
 class Answers:
     """Reads orders for one registry, and writes their answers."""
 
-    def __init__(self, registry: Registry, max_result_bytes: int) -> None:
-        """Results are bounded by `max_result_bytes`."""
+    def __init__(self, registry: Registry, max_result_bytes: int, memory: MemoryLimit) -> None:
+        """Results are bounded by `max_result_bytes`, the process by `memory`."""
         self._registry = registry
+        self.memory = memory
         self._max_result_bytes = max_result_bytes
 
     def order(self, message: Message) -> Order | bytes:
@@ -62,8 +64,20 @@ class Answers:
     def failure(self, order: Order, error: BaseException) -> bytes:
         """The frame for what the handler raised."""
         try:
+            if isinstance(error, MemoryError):
+                return encode((FAILED, order.number, self._at_limit(order, error)))
             return encode((FAILED, order.number, failure_of(error, order.task)))
         except BaseException:
             # A user's own code may judge errors, and may fail at it.
             failure = Failure(info=describe_error(error), category=ErrorCategory.UNKNOWN)
             return encode((FAILED, order.number, failure))
+
+    def _at_limit(self, order: Order, error: MemoryError) -> Failure:
+        limit_mb = self.memory.limit_mb
+        self.memory.reserve()
+        failure = failure_of(error, order.task)
+        if limit_mb is None:
+            return failure
+        limit = f"out of memory: its child process may have {limit_mb:g} MB more than at its birth"
+        message = f"{limit}; {failure.info.message}" if failure.info.message else limit
+        return replace(failure, info=replace(failure.info, message=head(message, MAX_MESSAGE_BYTES)))

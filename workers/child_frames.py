@@ -20,7 +20,7 @@ Message = tuple[Any, ...]
 
 # To a child: (RUN, number, task name, payload, context), (CANCEL, number), (PING,)
 RUN, CANCEL, PING = 1, 2, 3
-# From a child: (READY,), (BROKEN, why), (RESULT, number, JSON or None), (FAILED, number, Failure), (CANCELLED, number), (PONG,)
+# From a child: (READY, resident bytes), (BROKEN, why), (RESULT, number, JSON or None), (FAILED, number, Failure), (CANCELLED, number), (PONG,)
 READY, BROKEN, RESULT, FAILED, CANCELLED, PONG = 11, 12, 13, 14, 15, 16
 
 # Far above the largest payload and result that settings usually allow; a length beyond it is not a length.
@@ -130,6 +130,9 @@ def _decode(data: bytes | memoryview) -> Message:
     try:
         # From the worker's own processes, which run the same code as this one.
         message = pickle.loads(data)  # noqa: S301
+    except MemoryError:
+        # The reader's own limit, and nothing is wrong with the frame.
+        raise
     except Exception as error:
         raise CorruptFrame(f"not a pickle: {error}") from error
     if not (isinstance(message, tuple) and message and isinstance(message[0], int)):

@@ -7,6 +7,7 @@ itself, so that an answer means that no handler blocks it.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from taskline.workers.child_frames import (
 from taskline.workers.soft import SoftLimited
 
 _PONG_FRAME = encode((PONG,))
+# A child's exit status when it can't say what became of a handler.
+EXIT_MUTE = 71
 
 
 def serve_loop(sock: socket.socket, answers: Answers) -> None:
@@ -97,7 +100,11 @@ class _Orders(asyncio.Protocol):
             if isinstance(error, asyncio.CancelledError) and number in self._cancelled:
                 answer = encode((CANCELLED, number))
             else:
-                answer = self._answers.failure(order, error)
+                try:
+                    answer = self._answers.failure(order, error)
+                except BaseException:
+                    # No memory even to say so. Unanswered, the order would never end.
+                    os._exit(EXIT_MUTE)
         del self._running[number]
         self._cancelled.discard(number)
         self._write(answer)

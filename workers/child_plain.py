@@ -15,6 +15,7 @@ from taskline.infra.role import loop_factory
 from taskline.workers.child_alarm import Alarm
 from taskline.workers.child_answers import Answers, Order
 from taskline.workers.child_frames import RUN, read_message
+from taskline.workers.child_limits import limited_cpu
 from taskline.workers.executor import refuse_awaitable
 from taskline.workers.soft import SoftLimited
 
@@ -37,6 +38,11 @@ def serve_plain(sock: socket.socket, answers: Answers) -> None:
 
 
 def _run(order: Order, answers: Answers, alarm: Alarm) -> bytes:
+    answers.memory.set(order.task.conduct.memory_mb)
+    return limited_cpu(order.task, partial(_handle, order, answers, alarm))
+
+
+def _handle(order: Order, answers: Answers, alarm: Alarm) -> bytes:
     try:
         payload = order.task.instance(order.value)
         seconds = order.soft_seconds

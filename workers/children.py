@@ -10,25 +10,35 @@ import asyncio
 from typing import Any
 
 from taskline.workers.child import Kind
+from taskline.workers.child_frames import Message
+from taskline.workers.child_limits import CPU_SIGNAL
 from taskline.workers.children_link import ChildLink, result_of
-from taskline.workers.children_server import ForkServer
+from taskline.workers.children_server import ForkServer, in_words
+from taskline.workers.children_wear import NO_LIMITS, Wear, WearLimits
 from taskline.workers.context import TaskContext
-from taskline.workers.executor import EncodedResult, HandlerAbandoned
+from taskline.workers.executor import ChildDied, EncodedResult, HandlerAbandoned, HandlerFailed
+from taskline.workers.failure import cpu_spent
 from taskline.workers.registry import Task
+
+_CPU_SPENT = in_words(-CPU_SIGNAL)
 
 
 class ProcessExecutor:
-    """A pool of children, started as they are needed and replaced when they die. Runs both kinds of handlers."""
+    """A pool of children, started as they are needed and replaced when they die or are worn. Runs both kinds of handlers."""
 
     interruptible = True
     remote = True
 
-    def __init__(self, server: ForkServer, children: int) -> None:
-        """Use at most `children` children of `server` at once."""
+    def __init__(self, server: ForkServer, children: int, limits: WearLimits = NO_LIMITS) -> None:
+        """Use at most `children` children of `server` at once, each within `limits`."""
         self.capacity: int | None = children
+        self._children = children
+        self._wear = Wear(server, Kind.PLAIN, limits, on_gone=self._forget, on_made=self._succeed)
         self._server = server
         self._room = asyncio.Semaphore(children)
         self._links: set[ChildLink] = set()
+        # How many are being made for those who wait.
+        self._starting = 0
         # The last one to become idle is the next one to be used: its memory is warm.
         self._idle: list[ChildLink] = []
         self._closed = False
@@ -45,10 +55,16 @@ class ProcessExecutor:
             if self._closed:
                 link.abandon()
                 raise HandlerAbandoned("the worker has left")
+            message: Message | None = None
             try:
                 _, answer = link.order(task, payload, ctx)
+                self._wear.given(link, task)
                 try:
                     message = await answer
+                except ChildDied as died:
+                    if task.conduct.cpu_seconds is not None and died.alone and died.cause == _CPU_SPENT:
+                        raise HandlerFailed(cpu_spent(task.conduct.cpu_seconds)) from died
+                    raise
                 except asyncio.CancelledError:
                     if not answer.done() or answer.cancelled():
                         await self._kill(link)
@@ -57,12 +73,13 @@ class ProcessExecutor:
                     message = answer.result()
             finally:
                 if link.alive:
-                    self._idle.append(link)
+                    self._put_back(link, task, message)
         return result_of(message)
 
     def close(self) -> None:
         """See `Executor`; the children end by themselves, at the latest with the fork server."""
         self._closed = True
+        self._wear.close()
         for link in tuple(self._links):
             link.abandon()
 
@@ -75,10 +92,32 @@ class ProcessExecutor:
             link.kill()
         return None
 
+    def _put_back(self, link: ChildLink, task: Task, message: Message | None) -> None:
+        spent = self._wear.spent(link) if message is None else self._wear.spent_by(link, task, message)
+        if spent is None:
+            self._idle.append(link)
+        else:
+            self._wear.retire(link, spent)
+            link.abandon()
+
+    def _succeed(self, link: ChildLink) -> None:
+        """A successor: of a worn one, whose place it takes when that is spent."""
+        serving = len(self._links) + self._starting - self._wear.worn
+        if self._closed or serving >= self._children:
+            link.abandon()
+        elif link.alive:
+            self._links.add(link)
+            # Used when there is no other.
+            self._idle.insert(0, link)
+
     async def _start(self) -> ChildLink:
         if self._closed:
             raise HandlerAbandoned("the worker has left")
-        link = await ChildLink.start(self._server, Kind.PLAIN, self._forget)
+        self._starting += 1
+        try:
+            link = await ChildLink.start(self._server, Kind.PLAIN, self._forget)
+        finally:
+            self._starting -= 1
         if link.alive:
             self._links.add(link)
         return link
@@ -91,5 +130,6 @@ class ProcessExecutor:
 
     def _forget(self, link: ChildLink) -> None:
         self._links.discard(link)
+        self._wear.forget(link)
         if link in self._idle:
             self._idle.remove(link)

@@ -7,7 +7,6 @@ had still said is heard first.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -54,7 +53,6 @@ class ChildLink(asyncio.Protocol):
         self._server = server
         self._spawned = spawned
         self._on_gone = on_gone
-        self._numbers = itertools.count(1)
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
         self._hung_up = False
@@ -66,8 +64,13 @@ class ChildLink(asyncio.Protocol):
         self._sentence: str | None = None
         # What runs in it, by number.
         self.runs: dict[int, asyncio.Future[Message]] = {}
+        # How many it was given in all.
+        self.orders = 0
         # True: it has imported its registry, and can answer.
         self.ready = False
+        # What it takes then, in bytes; and resolves when it can answer, or never will.
+        self.born_bytes = 0
+        self.up: asyncio.Future[None] = self._loop.create_future()
         # False: no more orders.
         self.alive = True
         # Resolves when it is dead and everything about it is settled.
@@ -118,7 +121,7 @@ class ChildLink(asyncio.Protocol):
         assert self._transport is not None  # noqa: S101 - connected
         if self.gone.done():
             raise ChildDied("it died before it was given anything", alone=False)
-        number = next(self._numbers)
+        number = self.orders = self.orders + 1
         frame = encode((RUN, number, task.name, payload, context_values(ctx)))
         if not self.runs:
             self.silent = 0
@@ -198,6 +201,8 @@ class ChildLink(asyncio.Protocol):
                 answer.set_result(message)
         elif kind == READY:
             self.ready = True
+            self.born_bytes = message[1]
+            self._be_up()
         elif kind == BROKEN:
             self._broken = message[1]
 
@@ -210,9 +215,14 @@ class ChildLink(asyncio.Protocol):
             self._loop.call_later(_LINGER_SECONDS, self._settle)
 
     def _retire(self) -> None:
+        self._be_up()
         if self.alive:
             self.alive = False
             self._on_gone(self)
+
+    def _be_up(self) -> None:
+        if not self.up.done():
+            self.up.set_result(None)
 
     def _settle(self) -> None:
         if self.gone.done():

@@ -174,7 +174,7 @@ class ForkServer:
             else:
                 spawned = process.children.pop(number)
                 if not spawned.died.done():
-                    spawned.died.set_result(Death(_in_words(value)))
+                    spawned.died.set_result(Death(in_words(value)))
         del process.unread[:whole]
 
     def _lost(self, process: _Process) -> None:
@@ -186,7 +186,7 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAP_SECONDS)
         process.popen.kill()
-        ended = _in_words(process.popen.wait())
+        ended = in_words(process.popen.wait())
         log.error("the fork server died; it is started anew", pid=process.popen.pid, cause=ended)
         _bury(process, Death(f"its fork server ended: {ended}", own=False))
 
@@ -204,7 +204,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _in_words(code: int) -> str:
+def in_words(code: int) -> str:
+    """How a process ended, of its status as subprocess has it."""
     if code >= 0:
         return f"exit status {code}"
     try:

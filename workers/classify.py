@@ -102,6 +102,7 @@ _UNKNOWN = Verdict(category=ErrorCategory.UNKNOWN)
 _PERMANENT = Verdict(category=ErrorCategory.PERMANENT)
 _TRANSIENT = Verdict(category=ErrorCategory.TRANSIENT)
 _TIMEOUT = Verdict(category=ErrorCategory.TIMEOUT)
+_MEMORY = Verdict(category=ErrorCategory.MEMORY)
 
 
 def classify(error: BaseException, own: Classifier | None = None, *, now_ms: int) -> Verdict:
@@ -163,8 +164,8 @@ def _asked(own: Classifier, error: BaseException) -> ErrorCategory | Verdict | N
 
 
 def _known(error: BaseException, now_ms: int) -> Verdict:
-    if isinstance(error, SoftTimeout):
-        return _TIMEOUT
+    if isinstance(error, SoftTimeout | MemoryError):
+        return _TIMEOUT if isinstance(error, SoftTimeout) else _MEMORY
     if isinstance(error, _PERMANENT_TYPES):
         return _PERMANENT
     try:

@@ -55,6 +55,16 @@ def timed_out(limit_seconds: float) -> Failure:
     )
 
 
+def cpu_spent(limit_seconds: float) -> Failure:
+    """The attempt has used up its processor time."""
+    return Failure(
+        info=describe_error(
+            TimeoutError(f"the handler used more than {limit_seconds:g} s of processor time (cpu_seconds)")
+        ),
+        category=ErrorCategory.TIMEOUT,
+    )
+
+
 def crashed(cause: str) -> Failure:
     """The process that ran the handler died under it, and nothing else ran in it."""
     return Failure(info=ErrorInfo(error_class=PROCESS_DIED, message=cause), category=ErrorCategory.CRASH)

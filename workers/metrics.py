@@ -64,6 +64,12 @@ DEATHS = Counter(
     "Executions whose process died under them: alone (the task's own doing), or beside others.",
     ["task_type", "alone"],
 )
+CHILDREN_RECYCLED = Counter(
+    "taskline_worker_children_recycled",
+    "Child processes that were replaced although they lived: tasks (worker.child_max_tasks), rss (worker.child_max_rss_mb), "
+    "memory (they were at their memory limit, or more than half way there after a task).",
+    ["reason"],
+)
 LOOKED_UP = Counter(
     "taskline_worker_looked_up",
     "Executions whose task was looked up in the view before they began, since it may have been cancelled.",

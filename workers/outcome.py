@@ -17,8 +17,8 @@ from taskline.schemas.refusal import Refused
 # dispatch record and this, always fits.
 MAX_ERROR_BYTES = 4_096
 _MAX_CLASS_BYTES = 256
-_MAX_MESSAGE_BYTES = 1_536
-_MAX_TRACEBACK_BYTES = MAX_ERROR_BYTES - _MAX_CLASS_BYTES - _MAX_MESSAGE_BYTES
+MAX_MESSAGE_BYTES = 1_536
+_MAX_TRACEBACK_BYTES = MAX_ERROR_BYTES - _MAX_CLASS_BYTES - MAX_MESSAGE_BYTES
 # Frames nearest to the error; more would not fit into the bytes anyway.
 _MAX_FRAMES = 20
 _MAX_LINE_BYTES = 400
@@ -62,7 +62,7 @@ def describe_error(error: BaseException) -> ErrorInfo:
     """An exception's class, text and the end of its traceback, each capped."""
     return ErrorInfo(
         error_class=head(class_name(type(error)), _MAX_CLASS_BYTES),
-        message=head(_message(error), _MAX_MESSAGE_BYTES),
+        message=head(_message(error), MAX_MESSAGE_BYTES),
         traceback=_traceback(error),
     )
 

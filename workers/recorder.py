@@ -42,6 +42,7 @@ from taskline.workers.failure import Failure
 from taskline.workers.outcome import describe_error
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.redispatch import next_attempt
+from taskline.workers.retry import DEADLY
 from taskline.workers.trail import Trail, decode_trail
 
 log = structlog.get_logger(__name__)
@@ -311,5 +312,5 @@ class Recorder:
 
 
 def deaths_of(admitted: Admitted, failure: Failure) -> int:
-    """How many processes the task has killed that ran nothing else, after this failure."""
-    return admitted.deaths + (failure.category is ErrorCategory.CRASH)
+    """How many processes the task has killed that ran nothing else, or filled to their limit, after this failure."""
+    return admitted.deaths + (failure.category in DEADLY)

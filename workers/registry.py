@@ -12,6 +12,7 @@ gets an instance; any other annotation means JSON, passed as it is.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -56,6 +57,10 @@ class Conduct:
     classify: Classifier | None = None
     # When `SoftTimeout` is raised in the handler, in seconds after its start; None: it is not.
     soft_timeout: float | None = None
+    # How much memory its child process may have more than at its birth, in MB; None: as the worker's settings say.
+    memory_mb: int | None = None
+    # How much processor time one execution may take, in seconds; None: any.
+    cpu_seconds: float | None = None
     # Where it runs; None: as the worker's settings say.
     isolation: Isolation | None = None
     # How many may run at once or begin per second, in one worker process.
@@ -124,6 +129,8 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     classify: Classifier | None
     soft_timeout: float | None
+    memory_mb: int | None
+    cpu_seconds: float | None
     isolation: Isolation | None
     limits: TypeLimits
     concurrency_key: ConcurrencyKey | None
@@ -146,6 +153,11 @@ def task(name: str, **options: Unpack[TaskOptions]) -> Callable[[Handler], Task]
         retry: when another attempt follows; None: as the worker's settings say.
         classify: what kind of error an exception is: an `ErrorCategory`, a `Retry` or a `Permanent`; None: as Taskline judges it.
         soft_timeout: when `SoftTimeout` is raised in the handler, in seconds after its start; below `timeout`.
+        memory_mb: how much memory the child process may have more than at its birth while the handler runs, in MB; None: as the worker's settings say
+            (worker.child_memory_mb). Beyond it the handler gets MemoryError. As cpu_seconds only for what has a child process to itself: plain functions
+            (not on a "thread"), and coroutines with isolation="alone".
+        cpu_seconds: how much processor time one execution may take, user and system, all threads; None: any. Beyond it its child process is killed, and the
+            attempt has failed as after `timeout`. The programs that it starts are not counted.
         isolation: where it runs. A coroutine: "inline" on the worker's own loop, "child" on a loop in a child process (usual), "alone" in a
             child process of its own. A plain function: "child" in a child process of its own (usual), or on a "thread" of the worker, which can
             not be stopped. None: as the worker's settings say.
@@ -184,6 +196,8 @@ def _made(name: str, handler: Handler, local_names: Mapping[str, Any], options: 
         raise InvalidTaskType(
             f"task {name!r}: {kind} handler's isolation is {', '.join(allowed)} or None, not {conduct.isolation!r}"
         )
+    if conduct.isolation != "alone" and (signature.is_async or conduct.isolation == "thread"):
+        _check_shared(name, conduct)
     task_type = TaskType(
         name=name,
         queue=options.get("queue", "default"),
@@ -203,6 +217,11 @@ def _check(name: str, conduct: Conduct, timeout: float | None) -> None:
         raise InvalidTaskType(
             f"task {name!r}: a soft_timeout of {soft:g} s is not below the timeout of {timeout:g} s"
         )
+    for option, value in (("memory_mb", conduct.memory_mb), ("cpu_seconds", conduct.cpu_seconds)):
+        if value is not None and not 0 < value < math.inf:
+            raise InvalidTaskType(f"task {name!r}: {option} {value!r} leaves nothing to run with")
+    if conduct.memory_mb is not None and not isinstance(conduct.memory_mb, int):
+        raise InvalidTaskType(f"task {name!r}: memory_mb {conduct.memory_mb!r} is no whole number")
     if conduct.retry is not None and not isinstance(conduct.retry, RetryPolicy):
         raise InvalidTaskType(f"task {name!r}: {conduct.retry!r} is no RetryPolicy")
     if conduct.classify is not None and not callable(conduct.classify):
@@ -213,6 +232,15 @@ def _check(name: str, conduct: Conduct, timeout: float | None) -> None:
         raise InvalidTaskType(f"task {name!r}: {conduct.concurrency_key!r} can't be called with a payload")
     if conduct.ordering not in (None, "key"):
         raise InvalidTaskType(f'task {name!r}: ordering is "key" or None, not {conduct.ordering!r}')
+
+
+def _check_shared(name: str, conduct: Conduct) -> None:
+    for option, value in (("memory_mb", conduct.memory_mb), ("cpu_seconds", conduct.cpu_seconds)):
+        if value is not None:
+            raise InvalidTaskType(
+                f'task {name!r}: {option} needs a child process for the handler alone; a coroutine has one with isolation="alone", '
+                "a plain function unless it runs on a thread"
+            )
 
 
 def _schema(name: str, schema: SchemaLike | None, signature: Signature) -> PayloadSchema | None:

@@ -4,7 +4,8 @@ The rules, in their order:
 
 1. A permanent failure is buried at once (`permanent`).
 2. A death (`crash`) is buried as `poison` when it is the task's `worker.poison_deaths`-th, whatever its retries; or when the retries are used
-   up and every attempt so far was a death. A task that also failed in other ways is `exhausted` then.
+   up and every attempt so far was a death. A task that also failed in other ways is `exhausted` then. A handler that was out of memory
+   (`memory`) counts as a death: it depends on who asked for the last bytes, Python or a library in C, whether its process survives that.
 3. An attempt beyond max_retries is buried (`exhausted`): 1 + max_retries attempts are made, never more.
 4. So is one more server error in a row than the policy has patience for.
 5. Else another attempt follows: exactly when the handler asked for it (`Retry(after=…)`); not before the time that a Retry-After
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 EXHAUSTED: Final = "exhausted"
 PERMANENT: Final = "permanent"
 POISON: Final = "poison"
+# Categories that are held against a task as deaths.
+DEADLY: Final = frozenset({ErrorCategory.CRASH, ErrorCategory.MEMORY})
 
 # Others' servers may ask for anything; a day later is another day, and nobody waits for a month because of a typing error.
 MAX_RETRY_AFTER_SECONDS: Final = 86_400.0
@@ -86,7 +89,7 @@ class Spent:
     # As in the submission.
     max_retries: int
     start_by: int | None = None
-    # How many processes it has killed that ran nothing else, this attempt's included.
+    # How many processes it has killed that ran nothing else, or filled to their limit, this attempt's included.
     deaths: int = 0
     # How many attempts in a row ended with a server error, this one included.
     server_errors: int = 0
@@ -136,7 +139,7 @@ def decide(
     if not failure.retryable or failure.category is ErrorCategory.PERMANENT:
         return Bury(reason=PERMANENT)
     exhausted = spent.attempt > spent.max_retries
-    if failure.category is ErrorCategory.CRASH and (
+    if failure.category in DEADLY and (
         spent.deaths >= poison_deaths or (exhausted and spent.deaths >= spent.attempt)
     ):
         return Bury(reason=POISON)

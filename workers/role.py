@@ -38,6 +38,7 @@ from taskline.workers.child import ChildConfig
 from taskline.workers.children import ProcessExecutor
 from taskline.workers.children_loop import LoopExecutor
 from taskline.workers.children_server import ForkServer
+from taskline.workers.children_wear import WearLimits
 from taskline.workers.dispatch import ALL
 from taskline.workers.engine import WorkerEngine
 from taskline.workers.executor import Executor, InlineExecutor, ThreadExecutor
@@ -208,6 +209,7 @@ def _fork_server(settings: Settings, reference: str) -> ForkServer:
         ChildConfig(
             registry=reference,
             max_result_bytes=settings.worker.max_result_bytes,
+            memory_mb=settings.worker.child_memory_mb or None,
             telemetry=settings.telemetry.model_dump(),
         )
     )
@@ -219,8 +221,11 @@ def _executors(settings: Settings, server: ForkServer | None) -> _Executors:
     threads, inline = ThreadExecutor(worker.threads), InlineExecutor()
     if server is None:
         return {"functions": threads}
-    processes = ProcessExecutor(server, worker.children)
-    loops = LoopExecutor(server, worker.loop_children, worker.loop_stall_seconds)
+    limits = WearLimits(
+        max_tasks=worker.child_max_tasks, max_rss_mb=worker.child_max_rss_mb, memory_mb=worker.child_memory_mb
+    )
+    processes = ProcessExecutor(server, worker.children, limits)
+    loops = LoopExecutor(server, worker.loop_children, worker.loop_stall_seconds, limits=limits)
     return {
         "coroutines": loops if worker.coroutines == "child" else inline,
         "functions": processes,

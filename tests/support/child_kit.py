@@ -42,16 +42,18 @@ def context(*, soft_seconds: float | None = None, **changes: Any) -> TaskContext
     return TaskContext(**(values | changes))
 
 
-def config(reference: str = "child_tasks:registry") -> ChildConfig:
-    return ChildConfig(registry=reference, max_result_bytes=MAX_RESULT_BYTES, telemetry={})
+def config(reference: str = "child_tasks:registry", memory_mb: int | None = None) -> ChildConfig:
+    return ChildConfig(
+        registry=reference, max_result_bytes=MAX_RESULT_BYTES, memory_mb=memory_mb, telemetry={}
+    )
 
 
 class Children:
     """An event loop, and a fork server that lives as long; tests make executors on it."""
 
-    def __init__(self, loop: str) -> None:
+    def __init__(self, loop: str, memory_mb: int | None = None) -> None:
         self._runner = asyncio.Runner(loop_factory=LOOPS[loop])
-        self.server = ForkServer(config())
+        self.server = ForkServer(config(memory_mb=memory_mb))
 
     @contextmanager
     def open(self) -> Any:

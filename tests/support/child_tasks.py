@@ -232,3 +232,67 @@ def terminates(payload: Any) -> int:
     with subprocess.Popen(["/bin/sleep", "60"]) as program:
         program.send_signal(signal.SIGTERM)
         return program.wait(10)
+
+
+_KEPT: list[bytes] = []
+_MB = 1024 * 1024
+
+
+def hoard(payload: int) -> int:
+    """Have so many MB for a moment."""
+    return len(bytearray(payload * _MB)) // _MB
+
+
+registry.task("hoard")(hoard)
+registry.task("hoard.more", memory_mb=300)(hoard)
+registry.task("hoard.less", memory_mb=32)(hoard)
+
+
+@registry.task("hoard.c")
+def hoard_c(payload: int) -> None:
+    """As a library does that can't go on without memory."""
+    try:
+        bytearray(payload * _MB)
+    except MemoryError:
+        os.abort()
+
+
+@registry.task("hoard.wordy", memory_mb=300)
+def hoard_wordy(payload: int) -> None:
+    raise MemoryError("w" * payload)
+
+
+@registry.task("hoard.async")
+async def hoard_async(payload: int) -> int:
+    await asyncio.sleep(0.1)
+    return hoard(payload)
+
+
+@registry.task("keep")
+def keep(payload: int) -> int:
+    """Leak so many MB, and say who leaks."""
+    _KEPT.append(b"x" * (payload * _MB))
+    return os.getpid()
+
+
+registry.task("keep.more", memory_mb=300)(keep)
+
+
+@registry.task("keep.async")
+async def keep_async(payload: int) -> int:
+    return keep(payload)
+
+
+@registry.task("spin", cpu_seconds=0.3)
+def spin(payload: float) -> str:
+    """Compute for so many seconds in C, where no signal handler of Python's is heard, and sleep as long."""
+    time.sleep(payload)
+    deadline = time.process_time() + payload
+    while time.process_time() < deadline:
+        sum(range(10**9 if payload > 1 else 10**5))
+    return "spun"
+
+
+@registry.task("spin.async", cpu_seconds=0.3, isolation="alone")
+async def spin_async(payload: float) -> str:
+    return spin(payload)

@@ -167,6 +167,7 @@ class Bench:
         registry: Registry,
         functions: Executor | None = None,
         alone: Executor | None = None,
+        coroutines: Executor | None = None,
         **settings: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -187,7 +188,7 @@ class Bench:
                 types=self.types,
                 clock=self.clock,
                 rng=random.Random(0),
-                coroutines=InlineExecutor(self.clock),
+                coroutines=coroutines or InlineExecutor(self.clock),
                 functions=functions or InlineExecutor(),
                 alone=alone,
             ),

@@ -209,6 +209,10 @@ def test_the_soft_limit_is_a_timeout() -> None:
     assert category(SoftTimeout()) is ErrorCategory.TIMEOUT
 
 
+def test_a_handler_without_memory_is_a_category_of_its_own() -> None:
+    assert category(MemoryError()) is ErrorCategory.MEMORY
+
+
 class Hostile(Exception):
     @property
     def response(self) -> Any:
@@ -231,7 +235,6 @@ class HostileConnection(ConnectionError):
         SystemExit(503),
         KeyboardInterrupt(),
         asyncio.CancelledError(),
-        MemoryError(),
         FileNotFoundError(errno.ENOENT, "no"),
         PermissionError(errno.EACCES, "no"),
         ssl.SSLError(1, "certificate"),

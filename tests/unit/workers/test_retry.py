@@ -172,10 +172,11 @@ def test_server_errors_in_a_row_are_limited_by_the_policy() -> None:
         (50, 100, 2, None),
     ],
 )
+@pytest.mark.parametrize("category", [ErrorCategory.CRASH, ErrorCategory.MEMORY])
 def test_deaths_are_poison_at_their_limit_or_when_nothing_else_was_seen(
-    attempt: int, max_retries: int, deaths: int, expected: str | None
+    category: ErrorCategory, attempt: int, max_retries: int, deaths: int, expected: str | None
 ) -> None:
-    decision = decided(failure(ErrorCategory.CRASH), attempt=attempt, max_retries=max_retries, deaths=deaths)
+    decision = decided(failure(category), attempt=attempt, max_retries=max_retries, deaths=deaths)
     if expected is None:
         assert isinstance(decision, RetryAt)
     else:
