@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,7 @@ from effect_system import (
 from effect_tasks import registry
 
 from taskline import Settings, Submission, TaskHandle, TaskProducer
+from taskline.infra.intake import Commit
 from taskline.infra.local.roles import Role
 from taskline.infra.log import Position
 from taskline.schemas.ids import TaskId
@@ -124,27 +125,27 @@ def test_restarted_workers_repeat_nothing_that_finished(system: System, settings
 
 
 def test_killed_workers_repeat_only_what_was_in_flight(system: System, settings: Settings) -> None:
-    in_flight: set[TaskId] = set()
-    kills: list[str] = []
+    # Each victim, what the group knew to be done just after its death, and the ledger then.
+    deaths: list[tuple[str, Mapping[int, Commit], Mapping[TaskId, list[Line]]]] = []
 
     def kill(worker: Worker) -> None:
         worker.kill()
         # Until its session is over nobody else commits what was its own.
-        system.group.look()
-        lines = system.ledger.lines()
-        begun = {
-            task_id
-            for task_id, told in lines.items()
-            if any(line.worker == worker.name for line in begins(told))
-        }
-        mine = system.group.undone((each, place) for each, place in system.tasks.items() if each in begun)
-        over = sum(any(line.word == "end" for line in lines[task_id]) for task_id in mine)
-        in_flight.update(mine)
-        kills.append(f"{worker.name} {len(mine) - over} running + {over} ended and not committed")
+        deaths.append((worker.name, dict(system.group.look()), system.ledger.lines()))
         system.restarted(worker)
         worker.serve()
 
     tasks, _ = under_load(system, settings, kill, KILLS)
+    in_flight: set[TaskId] = set()
+    kills: list[str] = []
+    for name, commits, lines in deaths:
+        begun = {
+            task_id for task_id, told in lines.items() if any(line.worker == name for line in begins(told))
+        }
+        mine = system.group.undone(((each, system.tasks[each]) for each in begun), commits)
+        over = sum(any(line.word == "end" for line in lines[each]) for each in mine)
+        in_flight |= mine
+        kills.append(f"{name} {len(mine) - over} running + {over} ended and not committed")
     told = histories(settings, tasks, seconds=END_SECONDS)
     lines = system.ledger.lines()
     ran = Counter(outcome_of(lines.get(task_id, ())) for task_id in tasks)
@@ -187,16 +188,18 @@ def under_load(
     submitter = threading.Thread(target=submit)
     submitter.start()
     harmed = 0
-    while harmed < least or len(submitted) < TASKS:
-        worker = system.workers[harmed % WORKERS]
-        due = time.monotonic() + RESTART_SECONDS
-        worker.wait_until(lambda worker=worker: system.busy(worker), seconds=END_SECONDS, what="at work")
-        harm(worker)
-        system.check()
-        harmed += 1
-        time.sleep(max(0.0, due - time.monotonic()))
-    enough.set()
-    submitter.join()
+    try:
+        while harmed < least or len(submitted) < TASKS:
+            worker = system.workers[harmed % WORKERS]
+            due = time.monotonic() + RESTART_SECONDS
+            worker.wait_until(lambda worker=worker: system.busy(worker), seconds=END_SECONDS, what="at work")
+            harm(worker)
+            system.check()
+            harmed += 1
+            time.sleep(max(0.0, due - time.monotonic()))
+    finally:
+        enough.set()
+        submitter.join()
     deadline = time.monotonic() + END_SECONDS
     while system.ledger.ended() < ended + len(submitted) and time.monotonic() < deadline:
         system.check()

@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
-from effect_tasks import WORKER_VARIABLE
+from effect_tasks import RELEASE_VARIABLE, WORKER_VARIABLE
 
 from taskline import Settings
 from taskline.errors import TaskNotFound
@@ -85,14 +85,20 @@ class Worker(Role):
     """A worker whose handlers know its name."""
 
     def __init__(self, name: str, settings: Settings, scratch: Path, ledger: Ledger) -> None:
+        self.name = name
+        # Its handlers of the zombie test may end once this file is there, if it is unlucky.
+        self.release = scratch / "release"
         super().__init__(
             ("worker", "effect_tasks:registry"),
             settings,
             log=scratch / f"{name}.log",
             cwd=SUPPORT,
-            environ={"TEST_LEDGER": str(ledger.path), WORKER_VARIABLE: name},
+            environ={
+                "TEST_LEDGER": str(ledger.path),
+                WORKER_VARIABLE: name,
+                RELEASE_VARIABLE: str(self.release),
+            },
         )
-        self.name = name
 
     def serve(self) -> Worker:
         """Start it, and return when it takes tasks."""
@@ -135,12 +141,15 @@ class Group:
         }
         return self.seen
 
-    def undone(self, records: Iterable[tuple[TaskId, Position]]) -> set[TaskId]:
-        """Those whose records are not done by the last look."""
+    def undone(
+        self, records: Iterable[tuple[TaskId, Position]], commits: Mapping[int, Commit] | None = None
+    ) -> set[TaskId]:
+        """Those whose records are not done by `commits`, or by what is committed now."""
+        commits = self.look() if commits is None else commits
         found: set[TaskId] = set()
         trackers = {
             number: WatermarkTracker.resumed(TopicPartition(self.topic, number), commit)
-            for number, commit in self.seen.items()
+            for number, commit in commits.items()
         }
         for task_id, place in sorted(records, key=lambda record: record[1].offset):
             tracker = trackers[place.partition]

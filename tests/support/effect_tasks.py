@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from taskline import Permanent, Registry, RetryPolicy, TaskContext
@@ -16,11 +17,10 @@ SOON = RetryPolicy(base_seconds=0.2, multiplier=1.0, cap_seconds=0.2)
 WORKER_VARIABLE = "TEST_WORKER"
 # The worker whose handlers do not only take long, but then fail, each in its way.
 UNLUCKY = "unlucky"
-# So long handlers take on the unlucky worker, and on any other.
-UNLUCKY_SECONDS = 2.0
-LUCKY_SECONDS = 0.1
-# What has this time limit never ends on the unlucky worker.
-LIMIT_SECONDS = 4.0
+# While this file is missing, handlers on the unlucky worker do not end.
+RELEASE_VARIABLE = "TEST_RELEASE"
+_LOOK_SECONDS = 0.02
+_LUCKY_SECONDS = 0.1
 
 
 def note(word: str, ctx: TaskContext) -> None:
@@ -38,9 +38,23 @@ def unlucky() -> bool:
     return os.environ[WORKER_VARIABLE] == UNLUCKY
 
 
-def seconds() -> float:
-    """How long a handler of the zombie test takes here."""
-    return UNLUCKY_SECONDS if unlucky() else LUCKY_SECONDS
+def released() -> bool:
+    """Whether a handler of the zombie test may end here."""
+    return not unlucky() or Path(os.environ[RELEASE_VARIABLE]).exists()
+
+
+async def pause() -> None:
+    """A while; on the unlucky worker, until it is released."""
+    await asyncio.sleep(_LUCKY_SECONDS)
+    while not released():  # noqa: ASYNC110 - a file says it, in several processes
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def pause_in_child() -> None:
+    """As `pause`."""
+    time.sleep(_LUCKY_SECONDS)
+    while not released():
+        time.sleep(_LOOK_SECONDS)
 
 
 @registry.task("effect.inline", isolation="inline")
@@ -73,7 +87,7 @@ def child(payload: dict[str, Any], ctx: TaskContext) -> str:
 @registry.task("zombie.inline", isolation="inline", retry=SOON)
 async def zombie_inline(payload: None, ctx: TaskContext) -> str:
     note("begin", ctx)
-    await asyncio.sleep(seconds())
+    await pause()
     note("end", ctx)
     return os.environ[WORKER_VARIABLE]
 
@@ -81,7 +95,7 @@ async def zombie_inline(payload: None, ctx: TaskContext) -> str:
 @registry.task("zombie.loop", retry=SOON)
 async def zombie_loop(payload: None, ctx: TaskContext) -> str:
     note("begin", ctx)
-    await asyncio.sleep(seconds())
+    await pause()
     note("end", ctx)
     return os.environ[WORKER_VARIABLE]
 
@@ -89,7 +103,7 @@ async def zombie_loop(payload: None, ctx: TaskContext) -> str:
 @registry.task("zombie.child", retry=SOON)
 def zombie_child(payload: None, ctx: TaskContext) -> str:
     note("begin", ctx)
-    time.sleep(seconds())
+    pause_in_child()
     note("end", ctx)
     return os.environ[WORKER_VARIABLE]
 
@@ -98,7 +112,7 @@ def zombie_child(payload: None, ctx: TaskContext) -> str:
 async def fails_inline(payload: None, ctx: TaskContext) -> str:
     """Its failure would be retried."""
     note("begin", ctx)
-    await asyncio.sleep(seconds())
+    await pause()
     if unlucky():
         raise ConnectionError("here it fails")
     note("end", ctx)
@@ -109,7 +123,7 @@ async def fails_inline(payload: None, ctx: TaskContext) -> str:
 def fails_child(payload: None, ctx: TaskContext) -> str:
     """It has failed in the child before its parent goes on."""
     note("begin", ctx)
-    time.sleep(seconds())
+    pause_in_child()
     if unlucky():
         raise ConnectionError("here it fails")
     note("end", ctx)
@@ -120,17 +134,8 @@ def fails_child(payload: None, ctx: TaskContext) -> str:
 async def buried(payload: None, ctx: TaskContext) -> str:
     """Its failure would be a dead letter."""
     note("begin", ctx)
-    await asyncio.sleep(seconds())
+    await pause()
     if unlucky():
         raise Permanent("here it fails for good")
-    note("end", ctx)
-    return os.environ[WORKER_VARIABLE]
-
-
-@registry.task("zombie.limited", isolation="inline", timeout=LIMIT_SECONDS, retry=SOON)
-async def limited(payload: None, ctx: TaskContext) -> str:
-    """Its time is up while its worker stands still."""
-    note("begin", ctx)
-    await asyncio.sleep(600 if unlucky() else LUCKY_SECONDS)
     note("end", ctx)
     return os.environ[WORKER_VARIABLE]
