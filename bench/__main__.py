@@ -21,12 +21,14 @@ from taskline.settings import Settings, as_environment
 
 # Stages that need no servers.
 ALONE = ("children", "memory")
-STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_load", "delay", "replay")
+STAGES = ("producer", *ALONE, "worker", "projector", "view_read", "api_load", "delay", "replay", "pickup")
+# By name only: it needs several GB and minutes.
+ON_REQUEST = ("joining",)
 _LIBRARIES = ("confluent-kafka", "fastavro", "faust-streaming", "cassandra-driver", "fastapi", "uvicorn")
 
 
 @click.command()
-@click.argument("stages", nargs=-1, type=click.Choice(STAGES))
+@click.argument("stages", nargs=-1, type=click.Choice((*STAGES, *ON_REQUEST)))
 def main(stages: tuple[str, ...]) -> None:
     """Run the STAGES (all by default), one after another."""
     libraries = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)

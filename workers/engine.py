@@ -237,7 +237,7 @@ class WorkerEngine:
             self._launch(run, refusal)
             return
         assert run.executor is not None  # noqa: S101 - what has none is refused
-        self._slots.take(run.executor)
+        self._slots.take(run.executor, high=run.waiting.priority is Priority.HIGH)
         run.slot = True
         self._gates.enter(run)
         self._launch(run, self._conductor.perform(run, self))
@@ -290,7 +290,7 @@ class WorkerEngine:
             if (self._slots.free if high else self._slots.general) and self._slots.room(
                 run.executor, high=high
             ):
-                self._slots.take(run.executor)
+                self._slots.take(run.executor, high=high)
                 run.slot = True
                 self._aside.discard(run)
                 admitted.set_result(None)
@@ -339,7 +339,7 @@ class WorkerEngine:
             return
         if run.slot and run.executor is not None:
             run.slot = False
-            self._slots.give(run.executor)
+            self._slots.give(run.executor, high=run.waiting.priority is Priority.HIGH)
             self._schedule_pump()
             if run.executor.capacity is not None:
                 for gate in self._slots.gates(run.executor):

@@ -15,6 +15,17 @@ from taskline.workers.executor import Executor
 _LEAST_DIVIDED = 4
 
 
+class _Places:
+    """What is held of some places."""
+
+    __slots__ = ("others", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        # Those that are not of high priority; what is reserved is what these can't have, wherever the high ones are.
+        self.others = 0
+
+
 class Slots:
     """Counts slots; one is held from the append of Started until the handler has ended."""
 
@@ -22,25 +33,24 @@ class Slots:
         """`total` handlers at once, whatever executors they use; the share `reserved` (0 to 1) for high priority alone."""
         self.total = total
         self._reserved = reserved
-        self._general = self._general_part(total)
-        self._used = 0
-        self._by_executor: dict[int, int] = {}
+        self._all = _Places()
+        self._by_executor: dict[int, _Places] = {}
         self._executors: dict[int, Executor] = {}
 
     @property
     def used(self) -> int:
         """Slots that are held."""
-        return self._used
+        return self._all.used
 
     @property
     def free(self) -> bool:
         """Whether a slot is free, if only for high priority."""
-        return self._used < self.total
+        return self._fits(self._all, self.total, high=True)
 
     @property
     def general(self) -> bool:
         """Whether a slot is free for any priority."""
-        return self._used < self._general
+        return self._fits(self._all, self.total, high=False)
 
     def gate(self, executor: Executor, *, high: bool) -> Gate:
         """What is open while the executor can take one more handler."""
@@ -59,25 +69,30 @@ class Slots:
     def room(self, executor: Executor, *, high: bool = False) -> bool:
         """Whether the executor can take one more handler, of high priority or not."""
         capacity = executor.capacity
-        if capacity is None:
-            return True
-        return self._by_executor.get(id(executor), 0) < (capacity if high else self._general_part(capacity))
+        held = self._by_executor.get(id(executor))
+        return capacity is None or held is None or self._fits(held, capacity, high=high)
 
-    def take(self, executor: Executor) -> None:
-        """Hold a slot."""
-        self._used += 1
-        self._by_executor[id(executor)] = self._by_executor.get(id(executor), 0) + 1
+    def take(self, executor: Executor, *, high: bool = False) -> None:
+        """Hold a slot for a handler of high priority, or of another."""
+        for places in (self._all, self._by_executor.setdefault(id(executor), _Places())):
+            places.used += 1
+            places.others += not high
 
-    def give(self, executor: Executor) -> None:
+    def give(self, executor: Executor, *, high: bool = False) -> None:
         """Let one go.
 
         Raises:
-            ValueError: none is held.
+            ValueError: none of that kind is held.
         """
-        if self._by_executor.get(id(executor), 0) < 1:
+        held = self._by_executor.get(id(executor))
+        if held is None or (held.used - held.others if high else held.others) < 1:
             raise ValueError("a slot was given back that nobody held")
-        self._used -= 1
-        self._by_executor[id(executor)] -= 1
+        for places in (self._all, held):
+            places.used -= 1
+            places.others -= not high
+
+    def _fits(self, places: _Places, total: int, *, high: bool) -> bool:
+        return places.used < total and (high or places.others < self._general_part(total))
 
     def _general_part(self, total: int) -> int:
         return total if total < _LEAST_DIVIDED else max(1, total - math.ceil(total * self._reserved))

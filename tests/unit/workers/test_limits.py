@@ -237,6 +237,34 @@ def test_high_finds_a_slot_while_all_others_are_busy_and_low_gets_its_share(benc
     virtually(scenario())
 
 
+def test_the_reserve_does_not_grow_by_the_high_tasks_in_other_slots(bench, virtually) -> None:
+    """However the ends of high tasks are spread: else a flood of them would leave nothing to the others."""
+    watched = Watched()
+
+    @watched.registry.task("work")
+    async def work(payload: Any) -> None:
+        await watched.work(payload[0], payload[0], payload[1])
+
+    async def scenario() -> None:
+        async with bench(watched.registry, concurrency=10, high_reserve=0.2) as b:
+            for priority in Priority:
+                b.assign(0, priority=priority)
+            for priority, count in ((Priority.HIGH, 900), (Priority.LOW, 200)):
+                b.push(
+                    # Of many lengths, so that no two end together.
+                    *(b.submission("work", [priority.value, 1 + n * 0.007 % 0.1]) for n in range(count)),
+                    priority=priority,
+                )
+            await asyncio.sleep(50)
+            assert watched.most["low"] <= 8
+            begun = [payload for _, payload in watched.begun]
+            # By weight 1 in 17 of the slots that are not reserved.
+            assert begun.count("low") >= len(begun) * 0.8 / 17 * 0.9
+            assert begun.count("high") >= len(begun) * 0.9
+
+    virtually(scenario())
+
+
 @pytest.mark.parametrize(
     "options",
     [{"limits": {"max_concurrency": 1}}, {"concurrency_key": "who"}, {"ordering": "strict"}],
