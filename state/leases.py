@@ -21,7 +21,7 @@ from taskline.schemas.events import (
     TaskSubmitted,
 )
 from taskline.schemas.ids import TaskId, to_ms
-from taskline.state.fold import NO_MARKS, Marks, Outcome, Progress
+from taskline.state.fold import NO_MARKS, Marks, Outcome, TaskFold
 from taskline.state.status import TaskError
 
 
@@ -85,7 +85,7 @@ def lease_of(
     marks: Marks = NO_MARKS,
 ) -> Lease | None:
     """What a task's events, in lane order, say of an execution on a lease; None: nothing (yet)."""
-    task = Progress(submission, marks)
+    task = TaskFold(submission, marks)
     started: Started | None = None
     following: LifecycleEvent | None = None
     closed = counted = abort = False
