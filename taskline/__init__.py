@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskline.errors import Permanent, Retry, SoftTimeout, TasklineError
+    from taskline.errors import HandBack, Permanent, Retry, SoftTimeout, TasklineError
     from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle, TaskProducer
     from taskline.schemas.events import ErrorCategory, Priority
     from taskline.settings import Settings, load_settings
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncTaskProducer",
     "ErrorCategory",
+    "HandBack",
     "Permanent",
     "Priority",
     "Registry",
@@ -43,7 +44,7 @@ __all__ = [
 
 # Where each name lives. Loaded on first use: `import taskline.errors` must not pull in Kafka clients.
 _HOMES = {
-    "taskline.errors": ("Permanent", "Retry", "SoftTimeout", "TasklineError"),
+    "taskline.errors": ("HandBack", "Permanent", "Retry", "SoftTimeout", "TasklineError"),
     "taskline.producers": ("AsyncTaskProducer", "Submission", "TaskFailure", "TaskHandle", "TaskProducer"),
     "taskline.schemas.events": ("ErrorCategory", "Priority"),
     "taskline.settings": ("Settings", "load_settings"),

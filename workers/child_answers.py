@@ -10,6 +10,7 @@ from taskline.schemas.events import ErrorCategory
 from taskline.workers.child_frames import FAILED, RESULT, Message, context_of, encode
 from taskline.workers.context import TaskContext
 from taskline.workers.failure import Failure, failure_of
+from taskline.workers.line import Line
 from taskline.workers.outcome import ErrorInfo, describe_error, encode_result
 from taskline.workers.registry import Registry, Task
 
@@ -41,8 +42,8 @@ class Answers:
         self._registry = registry
         self._max_result_bytes = max_result_bytes
 
-    def order(self, message: Message) -> Order | bytes:
-        """What a RUN message orders; a frame that refuses it, if there is no such task here."""
+    def order(self, message: Message, line: Line) -> Order | bytes:
+        """What a RUN message orders, with its handler's `line`; a frame that refuses it, if there is no such task here."""
         _, number, name, value, context = message
         task = self._registry.get(name)
         if task is None:
@@ -50,7 +51,7 @@ class Answers:
                 error_class="InvalidRegistry", message=f"the registry has no task {name!r} in a child process"
             )
             return encode((FAILED, number, Failure(info=info, category=ErrorCategory.UNKNOWN)))
-        return Order(number=number, task=task, value=value, ctx=context_of(context))
+        return Order(number=number, task=task, value=value, ctx=context_of(context, line))
 
     def result(self, order: Order, result: Any) -> bytes:  # noqa: ANN401 - whatever a handler returned
         """The frame for what the handler returned; that it failed, if that can't be recorded."""

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -22,9 +23,11 @@ from taskline.workers.child_frames import (
     CANCELLED,
     FAILED,
     PING,
+    PROGRESS,
     READY,
     RESULT,
     RUN,
+    STOP,
     CorruptFrame,
     FrameReader,
     Message,
@@ -34,6 +37,7 @@ from taskline.workers.child_frames import (
 from taskline.workers.children_server import Death, ForkServer, Spawned
 from taskline.workers.context import TaskContext
 from taskline.workers.executor import ChildDied, EncodedResult, HandlerAbandoned, HandlerFailed
+from taskline.workers.line import Line
 from taskline.workers.registry import Task
 
 log = structlog.get_logger(__name__)
@@ -66,6 +70,8 @@ class ChildLink(asyncio.Protocol):
         self._sentence: str | None = None
         # What runs in it, by number.
         self.runs: dict[int, asyncio.Future[Message]] = {}
+        # What its handlers say, and are told, goes through these.
+        self._lines: dict[int, Line] = {}
         # True: it has imported its registry, and can answer.
         self.ready = False
         # False: no more orders.
@@ -123,7 +129,9 @@ class ChildLink(asyncio.Protocol):
         if not self.runs:
             self.silent = 0
         answer = self.runs[number] = self._loop.create_future()
+        self._lines[number] = ctx.line
         self._transport.write(frame)
+        ctx.line.heed(partial(self._stop, number))
         return number, answer
 
     def cancel(self, number: int) -> asyncio.Future[Message]:
@@ -136,6 +144,10 @@ class ChildLink(asyncio.Protocol):
         if self._transport is not None and self.alive:
             self._transport.write(encode((CANCEL, number)))
         return answer
+
+    def _stop(self, number: int) -> None:
+        if number in self.runs and self._transport is not None and self.alive:
+            self._transport.write(encode((STOP, number)))
 
     def ping(self) -> None:
         """Ask it for a sign of life."""
@@ -194,8 +206,13 @@ class ChildLink(asyncio.Protocol):
         kind = message[0]
         if kind in (RESULT, FAILED, CANCELLED):
             answer = self.runs.pop(message[1], None)
+            self._lines.pop(message[1], None)
             if answer is not None and not answer.done():
                 answer.set_result(message)
+        elif kind == PROGRESS:
+            line = self._lines.get(message[1])
+            if line is not None:
+                line.progress(message[2], message[3])
         elif kind == READY:
             self.ready = True
         elif kind == BROKEN:

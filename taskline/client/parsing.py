@@ -218,9 +218,7 @@ def _attempt(document: Document) -> Attempt:
 
 
 def _progress(document: Document) -> Progress:
-    return Progress(
-        fraction=document["fraction"], message=document["message"], at=_instant(document["at"])
-    )
+    return Progress(fraction=document["fraction"], message=document["message"], at=_instant(document["at"]))
 
 
 def _event(document: Document) -> Event:

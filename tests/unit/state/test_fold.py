@@ -369,7 +369,9 @@ def test_the_newest_progress_of_what_runs_is_shown() -> None:
     assert (told.fraction, told.message, told.at) == (0.7, "half", from_ms(NOW + 4))
 
 
-@pytest.mark.parametrize("end", [succeeded(), failed(), released(), crashed(), crashed(alone=False), cancelled()])
+@pytest.mark.parametrize(
+    "end", [succeeded(), failed(), released(), crashed(), crashed(alone=False), cancelled()]
+)
 def test_an_execution_that_ends_takes_its_progress_into_the_history(end: LifecycleEvent) -> None:
     events = (started(), progress(fraction=0.7), end)
     assert fold(SUBMITTED, events).progress is None
