@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle, TaskProducer
     from taskline.schemas.events import ErrorCategory, Priority
     from taskline.settings import Settings, load_settings
-    from taskline.workers import Registry, RetryPolicy, Task, TaskContext, TypeLimits, task
+    from taskline.workers import (
+        HandlerOutcome,
+        Middleware,
+        Registry,
+        RetryPolicy,
+        Task,
+        TaskContext,
+        TypeLimits,
+        task,
+    )
 
 __version__ = "0.1.0"
 
@@ -23,6 +32,8 @@ __all__ = [
     "AsyncTaskProducer",
     "ErrorCategory",
     "HandBack",
+    "HandlerOutcome",
+    "Middleware",
     "Permanent",
     "Priority",
     "Registry",
@@ -48,7 +59,16 @@ _HOMES = {
     "taskline.producers": ("AsyncTaskProducer", "Submission", "TaskFailure", "TaskHandle", "TaskProducer"),
     "taskline.schemas.events": ("ErrorCategory", "Priority"),
     "taskline.settings": ("Settings", "load_settings"),
-    "taskline.workers": ("Registry", "RetryPolicy", "Task", "TaskContext", "TypeLimits", "task"),
+    "taskline.workers": (
+        "HandlerOutcome",
+        "Middleware",
+        "Registry",
+        "RetryPolicy",
+        "Task",
+        "TaskContext",
+        "TypeLimits",
+        "task",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -49,9 +49,9 @@ def config(reference: str = "child_tasks:registry") -> ChildConfig:
 class Children:
     """An event loop, and a fork server that lives as long; tests make executors on it."""
 
-    def __init__(self, loop: str) -> None:
+    def __init__(self, loop: str, reference: str = "child_tasks:registry") -> None:
         self._runner = asyncio.Runner(loop_factory=LOOPS[loop])
-        self.server = ForkServer(config())
+        self.server = ForkServer(config(reference))
 
     @contextmanager
     def open(self) -> Any:
