@@ -185,3 +185,5 @@ def test_a_task_that_is_aborted_ends_although_its_handler_hands_back() -> None:
         tl.cancel(task.task_id, running=True)
         tl.run_until_idle()
         assert (seen, tl.status(task.task_id).status) == ([True], "cancelled")
+        # By this very attempt, and not by the next one's being refused.
+        assert [row.outcome for row in tl.history(task.task_id).attempts] == ["cancelled"]
