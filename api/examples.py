@@ -110,6 +110,7 @@ EXAMPLES: dict[str, list[JsonValue]] = {
             "result": {"nearest": "HHR", "km": 6.1},
             "reason": None,
             "worker": _WORKER,
+            "progress": None,
             "root_id": EXAMPLE_ID,
             "replay_of": None,
             "generation": 0,
@@ -133,6 +134,7 @@ EXAMPLES: dict[str, list[JsonValue]] = {
                     "ended_at": _ENDED,
                     "error": None,
                     "reason": None,
+                    "progress": None,
                 }
             ],
             "events": [

@@ -157,7 +157,11 @@ class ExtendRequest(_Request):
     ] = None
     progress: Annotated[
         float | None,
-        Field(ge=0, le=1, description="How much is done. Taken for the log of the process only."),
+        Field(ge=0, le=1, description="How much is done; shown in the task's status."),
+    ] = None
+    message: Annotated[
+        str | None,
+        Field(max_length=500, description="What is being done, in a few words; shown in the task's status."),
     ] = None
 
 

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import TypeVar
 
 import orjson
-import structlog
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -45,11 +44,10 @@ from taskline.state.keys import Scope
 from taskline.workers.failure import Failure
 from taskline.workers.lease_desk import Lent
 from taskline.workers.lease_gateway import Gateway
-from taskline.workers.lease_outcomes import Taken
+from taskline.workers.lease_outcomes import Said, Taken
 from taskline.workers.lease_records import worker_name
+from taskline.workers.line import checked
 from taskline.workers.outcome import ErrorInfo, encode_result, head
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -210,9 +208,13 @@ def add_gateway_routes(router: APIRouter, deps: GatewayRoutes) -> None:  # noqa:
         task_id = task_of(request)
         told = parse_body(await body_of(request), ExtendRequest)
         seconds = None if told.seconds is None else min(told.seconds, settings.gateway.max_lease_seconds)
-        if told.progress is not None:
-            log.debug("progress", task_id=str(task_id), progress=told.progress)
-        extended = await _reported(gateway.outcomes.extend(task_id, told.lease_token, seconds=seconds))
+        said = None
+        if told.progress is not None or told.message is not None:
+            fraction, message = checked(told.progress, told.message)
+            said = Said(fraction=fraction, message=message)
+        extended = await _reported(
+            gateway.outcomes.extend(task_id, told.lease_token, seconds=seconds, said=said)
+        )
         return JSONAnswer(
             orjson.dumps(
                 {

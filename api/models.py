@@ -186,6 +186,14 @@ class ErrorView(_Answer):
     category: Annotated[ErrorCategory, Field(description="What kind of error it is, as the worker judged.")]
 
 
+class ProgressView(_Answer):
+    """How far an execution has come, by its handler's word."""
+
+    fraction: Annotated[float | None, Field(description="From 0 to 1; null: the handler did not say.")]
+    message: str | None
+    at: datetime
+
+
 class TaskView(_Answer):
     """A task as the view knows it: the fold of its events. Members that do not apply are null."""
 
@@ -212,6 +220,10 @@ class TaskView(_Answer):
     result: Annotated[Any, Field(description="What the handler returned, once completed.")]
     reason: Annotated[str | None, Field(description="Why it is dead, in a word.")]
     worker: Annotated[str | None, Field(description="The process that started the newest execution.")]
+    progress: Annotated[
+        ProgressView | None,
+        Field(description="While it runs: the handler's newest word on how far it is, if it says so."),
+    ]
     root_id: Annotated[UUID, Field(description="The first task of a chain of replays; its own id otherwise.")]
     replay_of: Annotated[UUID | None, Field(description="The dead task that this one replays.")]
     generation: Annotated[int, Field(description="How many replays led here.")]
@@ -236,6 +248,9 @@ class AttemptView(_Answer):
     ended_at: datetime | None
     error: AttemptError | None
     reason: Annotated[str | None, Field(description="Why it was handed back unfinished, in a word.")]
+    progress: Annotated[
+        ProgressView | None, Field(description="The handler's last word on how far it was.")
+    ] = None
 
 
 class EventView(_Answer):
@@ -254,6 +269,7 @@ class EventView(_Answer):
         "dead_lettered",
         "cancel_requested",
         "cancelled",
+        "progress",
     ]
     at: datetime
     attempt: int
@@ -278,6 +294,8 @@ class EventView(_Answer):
         bool | None,
         Field(description="Of a cancel request: a running execution was to be stopped, too."),
     ] = None
+    fraction: Annotated[float | None, Field(description="Of progress: how much is done, from 0 to 1.")] = None
+    message: Annotated[str | None, Field(description="Of progress: what the handler is at.")] = None
 
 
 class TaskHistoryView(_Answer):

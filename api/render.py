@@ -20,6 +20,7 @@ from taskline.schemas.events import (
     Failed,
     LeaseExtended,
     LifecycleEvent,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -30,7 +31,7 @@ from taskline.schemas.events import (
 from taskline.schemas.ids import created_at_ms, from_ms
 from taskline.schemas.types import TaskType
 from taskline.state.fold import Attempt, LaneEvent, TaskHistory
-from taskline.state.status import TaskError, TaskState
+from taskline.state.status import TaskError, TaskProgress, TaskState
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +49,11 @@ _EVENT_NAMES: dict[type[LifecycleEvent], str] = {
     DeadLettered: "dead_lettered",
     CancelRequested: "cancel_requested",
     Cancelled: "cancelled",
+    Progress: "progress",
 }
-_OF_EXECUTIONS = Started | LeaseExtended | TimedOut | Released | Succeeded | Failed | Crashed | Cancelled
+_OF_EXECUTIONS = (
+    Started | LeaseExtended | TimedOut | Released | Succeeded | Failed | Crashed | Cancelled | Progress
+)
 
 
 class JSONAnswer(Response):
@@ -97,6 +101,7 @@ def task_fields(state: TaskState) -> dict[str, Any]:
         "result": None if state.result is None else _result(state),
         "reason": state.reason,
         "worker": state.worker,
+        "progress": None if state.progress is None else _progress(state.progress),
         "root_id": state.root_id,
         "replay_of": state.replay_of,
         "generation": state.generation,
@@ -191,6 +196,10 @@ def _error(error: TaskError) -> dict[str, Any]:
     }
 
 
+def _progress(progress: TaskProgress) -> dict[str, Any]:
+    return {"fraction": progress.fraction, "message": progress.message, "at": instant(progress.at)}
+
+
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "attempt": attempt.attempt,
@@ -203,6 +212,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         if attempt.error is None
         else _error(attempt.error) | {"traceback": attempt.error.traceback},
         "reason": attempt.reason,
+        "progress": None if attempt.progress is None else _progress(attempt.progress),
     }
 
 
@@ -231,4 +241,7 @@ def _event(placed: LaneEvent) -> dict[str, Any]:
         row["lease_until"] = instant(from_ms(event.lease_until))
     if isinstance(event, CancelRequested):
         row["abort"] = event.abort
+    if isinstance(event, Progress):
+        row["fraction"] = event.fraction
+        row["message"] = event.message
     return row

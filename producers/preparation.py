@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskline.errors import InvalidRequest
 from taskline.infra.log import OutRecord
 from taskline.infra.role import Clock
 from taskline.infra.topics import Topics
+from taskline.infra.trace_context import current_traceparent
 from taskline.producers.submission import (
     Submission,
     SubmitOptions,
@@ -57,6 +58,10 @@ class Preparation:
         Raises:
             InvalidRequest: unknown type, wrong payload, impossible option, too large.
         """
+        if options.traceparent is None:
+            traceparent = current_traceparent()
+            if traceparent is not None:
+                options = replace(options, traceparent=traceparent)
         submission = build_submission(
             self._types().get(task_type),
             payload,

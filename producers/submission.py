@@ -76,7 +76,8 @@ class SubmitOptions:
     start_by: datetime | None = None
     # How long the task stays readable after it is due; at most producer.task_retention_days.
     retain_days: float | None = None
-    # W3C trace context of the submitter; a malformed one is ignored, as that standard asks.
+    # W3C trace context of the submitter; a malformed one is ignored, as that standard asks. None: that of OpenTelemetry's current span, if there is one
+    # (producers only).
     traceparent: str | None = None
 
 

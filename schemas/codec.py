@@ -180,6 +180,13 @@ def _optional_int_in(value: int | None) -> int | None:
     return None if value is None else _int_in(value)
 
 
+def _fraction_in(value: float | None) -> float | None:
+    # Not a number is refused with the rest: it is equal to nothing, and states are compared.
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{value} is no fraction from 0 to 1")
+    return value
+
+
 def _id_in(value: bytes | None) -> uuid.UUID | None:
     return None if value is None else task_id_of(value)
 
@@ -218,6 +225,7 @@ _IN: dict[str, Callable[[Any], Any]] = {
     "max_retries": _int_in,
     "generation": _int_in,
     "source_partition": _optional_int_in,
+    "fraction": _fraction_in,
     "task_id": _id_in,
     "root_id": _id_in,
     "replay_of": _id_in,

@@ -7,6 +7,7 @@ bytes are the same (a property test holds the two together). Decoding stays with
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -22,7 +23,7 @@ _LIMITS = {"int": 1 << 31, "long": 1 << 63}
 def compile_encoder(schema: Any) -> Encoder:  # noqa: ANN401 - a schema that fastavro has parsed
     """The encoder of a schema; it takes objects with the fields as attributes.
 
-    Supports what the contracts use: null, boolean, int, long, bytes, string, fixed, enum, record, array, and the union of
+    Supports what the contracts use: null, boolean, int, long, double, bytes, string, fixed, enum, record, array, and the union of
     null (first) with one of these. UUIDs are 16-byte fixed.
 
     Raises:
@@ -102,6 +103,7 @@ def _null(_: None) -> bytes:
 _PRIMITIVES: dict[str, Encoder] = {
     "boolean": _boolean,
     "bytes": _bytes,
+    "double": struct.Struct("<d").pack,
     "int": _integer("int"),
     "long": _integer("long"),
     "null": _null,

@@ -220,6 +220,16 @@ class Cancelled(LifecycleEvent):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Progress(LifecycleEvent):
+    """How far an execution has come, by its handler's word."""
+
+    execution: TaskId
+    # From 0 to 1.
+    fraction: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LifecycleEntry:
     """One encoded event in a batch, with what a store must know without decoding it."""
 
@@ -353,6 +363,7 @@ LIFECYCLE_EVENTS: tuple[type[LifecycleEvent], ...] = (
     DeadLettered,
     CancelRequested,
     Cancelled,
+    Progress,
 )
 RECORDS: tuple[type[Record], ...] = (
     TaskSubmitted,

@@ -26,6 +26,8 @@ Rules (each is a property test):
   unless it is open at that place, since what followed the lease's end has begun elsewhere by then.
 - `LeaseExtended` moves the end of an open lease, and never to an earlier one. `TimedOut` closes an open execution whose lease ends no later
   than it says, as a failed one; it changes nothing else.
+- `Progress` is kept of an open execution, the newest, and changes no status. It is the task's while the execution is open: what is shown beside
+  `completed` or `failed` could only be read as a doubt of it. The attempt keeps the last one, which says how far it came.
 - The first end wins for ever. Later events are history: they appear in the attempts and change no field of the state.
 - An execution id opens once; a second `Started` under it (a re-sent batch) moves nothing.
 """
@@ -52,6 +54,7 @@ from taskline.schemas.events import (
     Failed,
     LeaseExtended,
     LifecycleEvent,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -60,7 +63,7 @@ from taskline.schemas.events import (
     TimedOut,
 )
 from taskline.schemas.ids import TaskId, created_at_ms, from_ms
-from taskline.state.status import TaskError, TaskState, TaskStatus
+from taskline.state.status import TaskError, TaskProgress, TaskState, TaskStatus
 
 
 class Outcome(StrEnum):
@@ -98,6 +101,8 @@ class Attempt:
     reason: str | None
     # When its lease ends or ended; None: it has none.
     lease_until: datetime | None = None
+    # Its handler's last word on how far it was; None: none.
+    progress: TaskProgress | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +146,7 @@ class TaskHistory:
 
 def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent], marks: Marks = NO_MARKS) -> TaskState:
     """The task's state after these events, which must be its own and in lane order."""
-    task = Progress(submission, marks)
+    task = TaskFold(submission, marks)
     for event in events:
         task.apply(event)
     return task.state()
@@ -149,7 +154,7 @@ def fold(submission: TaskSubmitted, events: Iterable[LifecycleEvent], marks: Mar
 
 def history(submission: TaskSubmitted, events: Iterable[LaneEvent], marks: Marks = NO_MARKS) -> TaskHistory:
     """The task's state, its executions one by one, and its events, which must be in lane order."""
-    task = Progress(submission, marks)
+    task = TaskFold(submission, marks)
     kept = tuple(events)
     for placed in kept:
         task.apply(placed.event)
@@ -165,6 +170,7 @@ class _Execution:
     ended_at: int | None = None
     error: TaskError | None = None
     reason: str | None = None
+    progress: TaskProgress | None = None
 
     @property
     def fenced(self) -> bool:
@@ -189,10 +195,11 @@ class _Execution:
             error=self.error,
             reason=self.reason,
             lease_until=None if self.lease_until is None else from_ms(self.lease_until),
+            progress=self.progress,
         )
 
 
-class Progress:
+class TaskFold:
     """The fold in progress. `status` and what stands beside it freeze at the first end; `executions` go on."""
 
     def __init__(self, submission: TaskSubmitted, marks: Marks) -> None:
@@ -265,10 +272,18 @@ class Progress:
             replay_of=submission.replay_of,
             generation=submission.generation,
             replayed_as=self.marks.replayed_as,
+            progress=self._progress(),
         )
 
+    def _progress(self) -> TaskProgress | None:
+        if self.status is not TaskStatus.RUNNING:
+            return None
+        running = (each for each in reversed(self.executions.values()) if each.outcome is Outcome.RUNNING)
+        newest = next(running, None)
+        return None if newest is None else newest.progress
 
-def _started(task: Progress, event: Started, over: bool) -> TaskStatus:
+
+def _started(task: TaskFold, event: Started, over: bool) -> TaskStatus:
     if event.execution in task.executions:
         return task.status
     _supersede(task, event)
@@ -281,7 +296,7 @@ def _started(task: Progress, event: Started, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING
 
 
-def _supersede(task: Progress, event: Started | Expired) -> None:
+def _supersede(task: TaskFold, event: Started | Expired) -> None:
     """The dispatch record was delivered again: whoever had it was thought dead."""
     source = (event.source_topic, event.source_partition, event.source_offset)
     for execution in task.executions.values():
@@ -293,7 +308,7 @@ def _supersede(task: Progress, event: Started | Expired) -> None:
             execution.close(Outcome.SUPERSEDED, event.at)
 
 
-def _released(task: Progress, event: Released, over: bool) -> TaskStatus:
+def _released(task: TaskFold, event: Released, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is None or execution.outcome is not Outcome.RUNNING:
         return task.status
@@ -302,11 +317,11 @@ def _released(task: Progress, event: Released, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
 
 
-def _failed(task: Progress, event: Failed, over: bool) -> TaskStatus:
+def _failed(task: TaskFold, event: Failed, over: bool) -> TaskStatus:
     return _ended_badly(task, event, Outcome.FAILED, _error(event), over)
 
 
-def _crashed(task: Progress, event: Crashed, over: bool) -> TaskStatus:
+def _crashed(task: TaskFold, event: Crashed, over: bool) -> TaskStatus:
     if event.alone:
         return _ended_badly(task, event, Outcome.CRASHED, _crash(event), over)
     execution = task.executions.get(event.execution)
@@ -317,7 +332,7 @@ def _crashed(task: Progress, event: Crashed, over: bool) -> TaskStatus:
     return TaskStatus.RUNNING if task.running() else TaskStatus.PENDING
 
 
-def _timed_out(task: Progress, event: TimedOut, over: bool) -> TaskStatus:
+def _timed_out(task: TaskFold, event: TimedOut, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if (
         execution is None
@@ -329,7 +344,7 @@ def _timed_out(task: Progress, event: TimedOut, over: bool) -> TaskStatus:
     return _ended_badly(task, event, Outcome.TIMED_OUT, _lease_error(event), over)
 
 
-def _lease_extended(task: Progress, event: LeaseExtended, over: bool) -> TaskStatus:
+def _lease_extended(task: TaskFold, event: LeaseExtended, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None and execution.outcome is Outcome.RUNNING and execution.lease_until is not None:
         execution.lease_until = max(execution.lease_until, event.lease_until)
@@ -337,7 +352,7 @@ def _lease_extended(task: Progress, event: LeaseExtended, over: bool) -> TaskSta
 
 
 def _ended_badly(
-    task: Progress, event: Failed | Crashed | TimedOut, outcome: Outcome, error: TaskError, over: bool
+    task: TaskFold, event: Failed | Crashed | TimedOut, outcome: Outcome, error: TaskError, over: bool
 ) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None and execution.fenced:
@@ -354,23 +369,23 @@ def _ended_badly(
     return TaskStatus.FAILED
 
 
-def _retry_scheduled(task: Progress, event: RetryScheduled, over: bool) -> TaskStatus:
+def _retry_scheduled(task: TaskFold, event: RetryScheduled, over: bool) -> TaskStatus:
     if over or event.attempt < task.attempt or task.running():
         return task.status
     task.retry = event
     return TaskStatus.FAILED
 
 
-def _expired(task: Progress, event: Expired, over: bool) -> TaskStatus:
+def _expired(task: TaskFold, event: Expired, over: bool) -> TaskStatus:
     _supersede(task, event)
     return task.status if task.running() else TaskStatus.EXPIRED
 
 
-def _cancel_requested(task: Progress, event: CancelRequested, over: bool) -> TaskStatus:
+def _cancel_requested(task: TaskFold, event: CancelRequested, over: bool) -> TaskStatus:
     return task.status if task.running() else TaskStatus.CANCELLED
 
 
-def _cancelled(task: Progress, event: Cancelled, over: bool) -> TaskStatus:
+def _cancelled(task: TaskFold, event: Cancelled, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None:
         if execution.fenced:
@@ -379,7 +394,7 @@ def _cancelled(task: Progress, event: Cancelled, over: bool) -> TaskStatus:
     return task.status if task.running() else TaskStatus.CANCELLED
 
 
-def _succeeded(task: Progress, event: Succeeded, over: bool) -> TaskStatus:
+def _succeeded(task: TaskFold, event: Succeeded, over: bool) -> TaskStatus:
     execution = task.executions.get(event.execution)
     if execution is not None:
         if execution.fenced:
@@ -390,14 +405,23 @@ def _succeeded(task: Progress, event: Succeeded, over: bool) -> TaskStatus:
     return TaskStatus.COMPLETED
 
 
-def _dead_lettered(task: Progress, event: DeadLettered, over: bool) -> TaskStatus:
+def _dead_lettered(task: TaskFold, event: DeadLettered, over: bool) -> TaskStatus:
     if not over:
         task.reason = event.reason
     return TaskStatus.DEAD
 
 
+def _progress(task: TaskFold, event: Progress, over: bool) -> TaskStatus:
+    execution = task.executions.get(event.execution)
+    if execution is not None and execution.outcome is Outcome.RUNNING:
+        execution.progress = TaskProgress(
+            fraction=event.fraction, message=event.message, at=from_ms(event.at)
+        )
+    return task.status
+
+
 # What each kind of event does: updates what it owns, and returns the status that follows (unused once the task is over).
-_RULES: dict[type[LifecycleEvent], Callable[[Progress, Any, bool], TaskStatus]] = {
+_RULES: dict[type[LifecycleEvent], Callable[[TaskFold, Any, bool], TaskStatus]] = {
     Started: _started,
     LeaseExtended: _lease_extended,
     TimedOut: _timed_out,
@@ -410,6 +434,7 @@ _RULES: dict[type[LifecycleEvent], Callable[[Progress, Any, bool], TaskStatus]] 
     DeadLettered: _dead_lettered,
     CancelRequested: _cancel_requested,
     Cancelled: _cancelled,
+    Progress: _progress,
 }
 
 

@@ -21,8 +21,8 @@ from taskline.schemas.events import (
     TaskSubmitted,
 )
 from taskline.schemas.ids import TaskId, to_ms
-from taskline.state.fold import NO_MARKS, Marks, Outcome, Progress
-from taskline.state.status import TaskError
+from taskline.state.fold import NO_MARKS, Marks, Outcome, TaskFold
+from taskline.state.status import TaskError, TaskProgress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,8 @@ class Lease:
     lease_until: int
     # When the execution closed, by its closer's clock; None: it is open.
     closed_at: int | None
+    # Its worker's newest word on how far it is.
+    progress: TaskProgress | None
     # Whether it closed before the task was over, so that it had an effect. False while it is open.
     counted: bool
     # Whether the task has ended.
@@ -85,7 +87,7 @@ def lease_of(
     marks: Marks = NO_MARKS,
 ) -> Lease | None:
     """What a task's events, in lane order, say of an execution on a lease; None: nothing (yet)."""
-    task = Progress(submission, marks)
+    task = TaskFold(submission, marks)
     started: Started | None = None
     following: LifecycleEvent | None = None
     closed = counted = abort = False
@@ -113,6 +115,7 @@ def lease_of(
         outcome=own.outcome,
         lease_until=started.lease_until if own.lease_until is None else to_ms(own.lease_until),
         closed_at=None if own.ended_at is None else to_ms(own.ended_at),
+        progress=own.progress,
         counted=counted,
         over=task.over,
         following=following,

@@ -7,8 +7,8 @@
                   running ◄── Started ────── failed ── DeadLettered ──► dead
 
 `failed` waits for the next attempt (`next_attempt_at`), unless a dead letter follows.
-`expired` is reached from what waits (scheduled, pending, failed), never from running; so is `cancelled`, unless a running execution was
-aborted. An end state has no moves:
+`expired` is reached from what waits (scheduled, pending, failed), and from running only by an execution whose worker died: its record came again too
+late. So is `cancelled`, and from running if the execution was aborted. An end state has no moves:
 the first one that a task's lane reaches is its state for ever. `completed` is also reached from what waits: an
 execution that was released or superseded may still report that its work was done (see `taskline.state.fold`).
 """
@@ -31,6 +31,7 @@ from taskline.schemas.events import (
     LeaseExtended,
     LifecycleEvent,
     Priority,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -82,6 +83,8 @@ TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = {
             TaskStatus.DEAD,
             # Aborted.
             TaskStatus.CANCELLED,
+            # Its worker died, and its record came again too late.
+            TaskStatus.EXPIRED,
         }
     ),
     TaskStatus.FAILED: _ENDS_OF_WAITING | {TaskStatus.RUNNING},
@@ -108,6 +111,7 @@ STATUS_AFTER: Mapping[type[LifecycleEvent], TaskStatus] = {
     # Nearly always asked of what waits; of what runs it is refused, and the column says so until the next event.
     CancelRequested: TaskStatus.CANCELLED,
     Cancelled: TaskStatus.CANCELLED,
+    Progress: TaskStatus.RUNNING,
 }
 
 
@@ -125,6 +129,17 @@ class TaskError:
     # What kind of error it is, as the worker judged.
     category: ErrorCategory
     attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskProgress:
+    """How far an execution has come, by its handler's word."""
+
+    # From 0 to 1; None: the handler did not say.
+    fraction: float | None
+    message: str | None
+    # When it was written, by the worker's clock.
     at: datetime
 
 
@@ -170,6 +185,8 @@ class TaskState:
     generation: int
     # The task that replays this dead one; None: none does.
     replayed_as: TaskId | None
+    # While it runs: the newest word of the open execution that started last; None: it has said nothing, or none is open.
+    progress: TaskProgress | None = None
 
     @property
     def retry_count(self) -> int:

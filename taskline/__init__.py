@@ -11,17 +11,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskline.errors import Permanent, Retry, SoftTimeout, TasklineError
+    from taskline.errors import HandBack, Permanent, Retry, SoftTimeout, TasklineError
     from taskline.producers import AsyncTaskProducer, Submission, TaskFailure, TaskHandle, TaskProducer
     from taskline.schemas.events import ErrorCategory, Priority
     from taskline.settings import Settings, load_settings
-    from taskline.workers import Registry, RetryPolicy, Task, TaskContext, TypeLimits, task
+    from taskline.workers import (
+        HandlerOutcome,
+        Middleware,
+        Registry,
+        RetryPolicy,
+        Task,
+        TaskContext,
+        TypeLimits,
+        task,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncTaskProducer",
     "ErrorCategory",
+    "HandBack",
+    "HandlerOutcome",
+    "Middleware",
     "Permanent",
     "Priority",
     "Registry",
@@ -43,11 +55,20 @@ __all__ = [
 
 # Where each name lives. Loaded on first use: `import taskline.errors` must not pull in Kafka clients.
 _HOMES = {
-    "taskline.errors": ("Permanent", "Retry", "SoftTimeout", "TasklineError"),
+    "taskline.errors": ("HandBack", "Permanent", "Retry", "SoftTimeout", "TasklineError"),
     "taskline.producers": ("AsyncTaskProducer", "Submission", "TaskFailure", "TaskHandle", "TaskProducer"),
     "taskline.schemas.events": ("ErrorCategory", "Priority"),
     "taskline.settings": ("Settings", "load_settings"),
-    "taskline.workers": ("Registry", "RetryPolicy", "Task", "TaskContext", "TypeLimits", "task"),
+    "taskline.workers": (
+        "HandlerOutcome",
+        "Middleware",
+        "Registry",
+        "RetryPolicy",
+        "Task",
+        "TaskContext",
+        "TypeLimits",
+        "task",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -134,6 +134,14 @@ class Retry(TasklineError):
         return (type(self), (self.after_seconds, self.reason))
 
 
+class HandBack(TasklineError):
+    """Raised by a handler that was asked to stop: begin again elsewhere. While its worker leaves, that spends no attempt.
+
+    At any other time (nobody asked, or a time limit is near) it is a transient error like others, which spends one: else a handler that always
+    raises it would run for ever. Of a task that is being aborted it is the end.
+    """
+
+
 class Permanent(TasklineError):
     """Raised by a handler: no attempt can help; the task is a dead letter at once."""
 

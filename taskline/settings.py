@@ -287,6 +287,12 @@ class WorkerSettings(_Section):
         le=1_000,
         description="Child processes for async handlers, each of which runs many at once. More: more cores used, fewer handlers hit by a crash.",
     )
+    progress_interval_seconds: float = Field(
+        1.0,
+        ge=0.1,
+        le=3_600,
+        description="How often a handler's progress is written at most; the longer an execution takes, the longer the pauses: a fiftieth of its time so far. Shorter: a livelier status; longer: fewer events, which are kept as long as their task.",
+    )
     loop_stall_seconds: float = Field(
         30.0,
         gt=0,

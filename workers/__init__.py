@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from taskline.workers.context import TaskContext
 from taskline.workers.limits import TypeLimits
+from taskline.workers.middleware import HandlerOutcome, Middleware
 from taskline.workers.registry import Registry, Task, load_registry, task
 from taskline.workers.retry import RetryPolicy
 
-__all__ = ["Registry", "RetryPolicy", "Task", "TaskContext", "TypeLimits", "load_registry", "task"]
+__all__ = [
+    "HandlerOutcome",
+    "Middleware",
+    "Registry",
+    "RetryPolicy",
+    "Task",
+    "TaskContext",
+    "TypeLimits",
+    "load_registry",
+    "task",
+]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
+from taskline.workers import child_line, middleware
 from taskline.workers.registry import Task
 from taskline.workers.soft import soft_timeout
 
@@ -26,8 +27,9 @@ class Alarm:
     def __init__(self) -> None:
         """Take SIGALRM over; in the main thread."""
         self._armed = False
-        # What runs around a handler, and is not the handler.
+        # What runs around a handler, and is not the handler; and what must not be cut off.
         self._outside = frozenset({Alarm.call.__code__, Task.call.__code__})
+        self._outside |= child_line.FRAMES | middleware.FRAMES
         signal.signal(signal.SIGALRM, self._ring)
 
     def call(self, function: Callable[[], T], seconds: float) -> T:

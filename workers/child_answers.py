@@ -11,6 +11,7 @@ from taskline.workers.child_frames import FAILED, RESULT, Message, context_of, e
 from taskline.workers.child_limits import MemoryLimit
 from taskline.workers.context import TaskContext
 from taskline.workers.failure import Failure, failure_of
+from taskline.workers.line import Line
 from taskline.workers.outcome import MAX_MESSAGE_BYTES, ErrorInfo, describe_error, encode_result, head
 from taskline.workers.registry import Registry, Task
 
@@ -43,8 +44,8 @@ class Answers:
         self.memory = memory
         self._max_result_bytes = max_result_bytes
 
-    def order(self, message: Message) -> Order | bytes:
-        """What a RUN message orders; a frame that refuses it, if there is no such task here."""
+    def order(self, message: Message, line: Line) -> Order | bytes:
+        """What a RUN message orders, with its handler's `line`; a frame that refuses it, if there is no such task here."""
         _, number, name, value, context = message
         task = self._registry.get(name)
         if task is None:
@@ -52,7 +53,7 @@ class Answers:
                 error_class="InvalidRegistry", message=f"the registry has no task {name!r} in a child process"
             )
             return encode((FAILED, number, Failure(info=info, category=ErrorCategory.UNKNOWN)))
-        return Order(number=number, task=task, value=value, ctx=context_of(context))
+        return Order(number=number, task=task, value=value, ctx=context_of(context, line))
 
     def result(self, order: Order, result: Any) -> bytes:  # noqa: ANN401 - whatever a handler returned
         """The frame for what the handler returned; that it failed, if that can't be recorded."""

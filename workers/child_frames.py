@@ -10,27 +10,41 @@ import pickle
 import struct
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from taskline.schemas.events import Priority
 from taskline.schemas.ids import task_id_of
 from taskline.workers.context import TaskContext
+from taskline.workers.line import Line
 
 Message = tuple[Any, ...]
 
 # To a child: (RUN, number, task name, payload, context), (CANCEL, number), (PING,)
 RUN, CANCEL, PING = 1, 2, 3
+# (STOP, number): come to an end of yourself
+STOP = 4
 # From a child: (READY, resident bytes), (BROKEN, why), (RESULT, number, JSON or None), (FAILED, number, Failure), (CANCELLED, number), (PONG,)
 READY, BROKEN, RESULT, FAILED, CANCELLED, PONG = 11, 12, 13, 14, 15, 16
+# (PROGRESS, number, fraction or None, message or None)
+PROGRESS = 17
 
 # Far above the largest payload and result that settings usually allow; a length beyond it is not a length.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
 _PROTOCOL = 5
 
-_FIELDS = tuple(field.name for field in fields(TaskContext))
+# Its line stays where it is; the other side has one of its own.
+_FIELDS = tuple(field.name for field in fields(TaskContext) if field.name != "line")
 _field_values = attrgetter(*_FIELDS)
 _TASK_ID, _ROOT_ID, _PRIORITY = (_FIELDS.index(name) for name in ("task_id", "root_id", "priority"))
+
+
+class Stream(Protocol):
+    """What frames are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes; fewer only at the end."""
+        ...
 
 
 class CorruptFrame(Exception):
@@ -84,7 +98,7 @@ class FrameReader:
         return messages
 
 
-def read_message(stream: BinaryIO) -> Message | None:
+def read_message(stream: Stream) -> Message | None:
     """The next message of a blocking stream; None: it has ended.
 
     Raises:
@@ -112,13 +126,13 @@ def context_values(ctx: TaskContext) -> list[Any]:
     return values
 
 
-def context_of(values: list[Any]) -> TaskContext:
-    """The context that `context_values` was given."""
+def context_of(values: list[Any], line: Line) -> TaskContext:
+    """The context that `context_values` was given, with this side's line."""
     named = dict(zip(_FIELDS, values, strict=True))
     named["task_id"] = task_id_of(named["task_id"])
     named["root_id"] = task_id_of(named["root_id"])
     named["priority"] = Priority(named["priority"])
-    return TaskContext(**named)
+    return TaskContext(**named, line=line)
 
 
 def _check(length: int) -> None:

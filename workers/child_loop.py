@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from functools import partial
 from typing import Any, cast
 
 from taskline.infra.role import loop_factory
@@ -18,12 +19,17 @@ from taskline.workers.child_frames import (
     CANCELLED,
     PING,
     PONG,
+    PROGRESS,
     RUN,
+    STOP,
     CorruptFrame,
     FrameReader,
     Message,
     encode,
 )
+from taskline.workers.child_line import LEAST_PAUSE_SECONDS
+from taskline.workers.line import NOWHERE
+from taskline.workers.progress import LoopLine
 from taskline.workers.soft import SoftLimited
 
 _PONG_FRAME = encode((PONG,))
@@ -56,6 +62,7 @@ class _Orders(asyncio.Protocol):
         self._answers = answers
         self._reader = FrameReader()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._lines: dict[int, LoopLine] = {}
         # Numbers of those of them that were told to end.
         self._cancelled: set[int] = set()
         self._transport: asyncio.WriteTransport | None = None
@@ -79,16 +86,22 @@ class _Orders(asyncio.Protocol):
     def _take(self, message: Message) -> None:
         kind = message[0]
         if kind == RUN:
-            order = self._answers.order(message)
+            line = LoopLine(partial(self._progress, message[1]), pace=_pace, now_ms=NOWHERE.now_ms)
+            order = self._answers.order(message, line)
             if isinstance(order, bytes):
                 self._write(order)
             else:
+                self._lines[order.number] = line
                 self._running[order.number] = self._loop.create_task(self._run(order))
         elif kind == CANCEL:
             running = self._running.get(message[1])
             if running is not None:
                 self._cancelled.add(message[1])
                 running.cancel()
+        elif kind == STOP:
+            line_of = self._lines.get(message[1])
+            if line_of is not None:
+                line_of.stop()
         elif kind == PING:
             self._write(_PONG_FRAME)
 
@@ -106,6 +119,7 @@ class _Orders(asyncio.Protocol):
                     # No memory even to say so. Unanswered, the order would never end.
                     os._exit(EXIT_MUTE)
         del self._running[number]
+        self._lines.pop(number).close()
         self._cancelled.discard(number)
         self._write(answer)
 
@@ -114,7 +128,14 @@ class _Orders(asyncio.Protocol):
         seconds = order.soft_seconds
         return await (coroutine if seconds is None else SoftLimited(coroutine, seconds))
 
+    def _progress(self, number: int, fraction: float | None, text: str | None) -> None:
+        self._write(encode((PROGRESS, number, fraction, text)))
+
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None  # noqa: S101 - connected
         if not self._transport.is_closing():
             self._transport.write(frame)
+
+
+def _pace(elapsed_seconds: float) -> float:
+    return LEAST_PAUSE_SECONDS

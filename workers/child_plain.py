@@ -16,6 +16,7 @@ from taskline.workers.child_alarm import Alarm
 from taskline.workers.child_answers import Answers, Order
 from taskline.workers.child_frames import RUN, read_message
 from taskline.workers.child_limits import limited_cpu
+from taskline.workers.child_line import PlainLine, Unbuffered
 from taskline.workers.executor import refuse_awaitable
 from taskline.workers.soft import SoftLimited
 
@@ -27,14 +28,18 @@ def serve_plain(sock: socket.socket, answers: Answers) -> None:
         CorruptFrame: what it sent can't be read.
     """
     alarm = Alarm()
-    with sock.makefile("rb") as stream:
-        while (message := read_message(stream)) is not None:
-            if message[0] == RUN:
-                order = answers.order(message)
-                sock.sendall(order if isinstance(order, bytes) else _run(order, answers, alarm))
-                # Not kept while waiting for the next one: they hold the last handler's arguments.
-                del order
-            del message
+    stream = Unbuffered(sock)
+    while (message := read_message(stream)) is not None:
+        # Others are STOPs that came too late.
+        if message[0] == RUN:
+            line = PlainLine(sock, message[1])
+            order = answers.order(message, line)
+            answer = order if isinstance(order, bytes) else _run(order, answers, alarm)
+            line.close()
+            sock.sendall(answer)
+            # Not kept while waiting for the next one: they hold the last handler's arguments.
+            del order, answer
+        del message
 
 
 def _run(order: Order, answers: Answers, alarm: Alarm) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -21,9 +22,11 @@ from taskline.workers.child_frames import (
     CANCELLED,
     FAILED,
     PING,
+    PROGRESS,
     READY,
     RESULT,
     RUN,
+    STOP,
     CorruptFrame,
     FrameReader,
     Message,
@@ -33,6 +36,7 @@ from taskline.workers.child_frames import (
 from taskline.workers.children_server import Death, ForkServer, Spawned
 from taskline.workers.context import TaskContext
 from taskline.workers.executor import ChildDied, EncodedResult, HandlerAbandoned, HandlerFailed
+from taskline.workers.line import Line
 from taskline.workers.registry import Task
 
 log = structlog.get_logger(__name__)
@@ -66,6 +70,8 @@ class ChildLink(asyncio.Protocol):
         self.runs: dict[int, asyncio.Future[Message]] = {}
         # How many it was given in all.
         self.orders = 0
+        # What its handlers say, and are told, goes through these.
+        self._lines: dict[int, Line] = {}
         # True: it has imported its registry, and can answer.
         self.ready = False
         # What it takes then, in bytes; and resolves when it can answer, or never will.
@@ -126,7 +132,9 @@ class ChildLink(asyncio.Protocol):
         if not self.runs:
             self.silent = 0
         answer = self.runs[number] = self._loop.create_future()
+        self._lines[number] = ctx.line
         self._transport.write(frame)
+        ctx.line.heed(partial(self._stop, number))
         return number, answer
 
     def cancel(self, number: int) -> asyncio.Future[Message]:
@@ -139,6 +147,10 @@ class ChildLink(asyncio.Protocol):
         if self._transport is not None and self.alive:
             self._transport.write(encode((CANCEL, number)))
         return answer
+
+    def _stop(self, number: int) -> None:
+        if number in self.runs and self._transport is not None and self.alive:
+            self._transport.write(encode((STOP, number)))
 
     def ping(self) -> None:
         """Ask it for a sign of life."""
@@ -197,8 +209,13 @@ class ChildLink(asyncio.Protocol):
         kind = message[0]
         if kind in (RESULT, FAILED, CANCELLED):
             answer = self.runs.pop(message[1], None)
+            self._lines.pop(message[1], None)
             if answer is not None and not answer.done():
                 answer.set_result(message)
+        elif kind == PROGRESS:
+            line = self._lines.get(message[1])
+            if line is not None:
+                line.progress(message[2], message[3])
         elif kind == READY:
             self.ready = True
             self.born_bytes = message[1]

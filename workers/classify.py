@@ -22,6 +22,7 @@ import structlog
 
 from taskline.errors import (
     DeliveryError,
+    HandBack,
     InvalidOption,
     InvalidPayload,
     InvalidResult,
@@ -129,6 +130,8 @@ def classify(error: BaseException, own: Classifier | None = None, *, now_ms: int
 def _said(error: object) -> Verdict | None:
     if isinstance(error, Permanent):
         return _PERMANENT
+    if isinstance(error, HandBack):
+        return _TRANSIENT
     if isinstance(error, Retry):
         after = error.after_seconds
         if after is None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Protocol
 
 import structlog
 
-from taskline.errors import InvalidResult
+from taskline.errors import HandBack, InvalidResult
 from taskline.schemas.events import ErrorCategory
 from taskline.settings import WorkerSettings
 from taskline.workers import metrics
@@ -30,6 +31,7 @@ from taskline.workers.executor import ChildDied, EncodedResult, HandlerFailed
 from taskline.workers.failure import Failure, crashed, failure_of, timed_out
 from taskline.workers.outcome import encode_result
 from taskline.workers.ports import WorkerPorts
+from taskline.workers.progress import LoopLine, pause_seconds
 from taskline.workers.recorder import Recorder, deaths_of
 from taskline.workers.retry import Bury, Expire, RetryAt, RetryPolicy, Spent, decide
 
@@ -69,6 +71,7 @@ class Conductor:
         self._gate = ports.cancels
         self._default_limit = settings.default_timeout_seconds
         self._max_result_bytes = settings.max_result_bytes
+        self._pace = partial(pause_seconds, least_seconds=settings.progress_interval_seconds)
         self._poison_deaths = settings.poison_deaths
         self._policy = RetryPolicy(
             base_seconds=settings.retry_base_seconds,
@@ -110,8 +113,12 @@ class Conductor:
             or executor is None
             or handler is None
             or handler.done()
-            or not executor.interruptible
         ):
+            return
+        run.abort_asked = True
+        if run.line is not None:
+            run.line.stop()
+        if not executor.interruptible:
             return
         run.aborted = True
         # One that has not had its first turn ends without a word.
@@ -184,6 +191,9 @@ class Conductor:
         run.limit_seconds = limit
         soft = task.conduct.soft_timeout
         now_ms = self._clock.now_ms()
+        run.line = LoopLine(
+            partial(self._recorder.progressed, run, admitted), pace=self._pace, now_ms=self._clock.now_ms
+        )
         ctx = TaskContext(
             task_id=submission.task_id,
             root_id=submission.root_id,
@@ -196,6 +206,7 @@ class Conductor:
             # A task may ask for less time than its type: then the hard limit alone holds.
             soft_deadline_ms=None if soft is None or soft >= limit else now_ms + round(soft * _MS),
             traceparent=submission.traceparent,
+            line=run.line,
         )
         waited_ms = now_ms - run.waiting.record.timestamp_ms
         metrics.pickup(run.waiting.priority).observe(max(0, waited_ms) / _MS)
@@ -207,6 +218,7 @@ class Conductor:
             await run.ended
         finally:
             timer.cancel()
+            run.line.close()
             metrics.handler_seconds(task.name).observe(loop.time() - begun)
 
     def _time_is_up(self, run: Execution) -> None:
@@ -241,6 +253,16 @@ class Conductor:
             metrics.tasks(name, "cancelled").inc()
             await self._recorder.cancelled(run, admitted)
             return
+        if _handed_back(error):
+            if run.abort_asked:
+                metrics.tasks(name, "cancelled").inc()
+                await self._recorder.cancelled(run, admitted)
+                return
+            if run.leaving:
+                # Its offset stays undone: whoever has the partition next begins it again.
+                run.again = True
+                await self._recorder.handed_back(run)
+                return
         if run.left_behind or (run.timed_out and isinstance(error, asyncio.CancelledError | ChildDied)):
             # Whatever else a handler does when its time is up (return, or fail in its own way) is its outcome.
             failure = timed_out(run.limit_seconds)
@@ -316,6 +338,10 @@ async def _guarded(run: Execution, admitted: Admitted, ctx: TaskContext) -> None
     finally:
         if not run.ended.done():
             run.ended.set_result(None)
+
+
+def _handed_back(error: BaseException | None) -> bool:
+    return isinstance(error, HandBack) or (isinstance(error, HandlerFailed) and error.failure.hand_back)
 
 
 def _ended_unsaid(run: Execution) -> None:

@@ -40,7 +40,7 @@ from taskline.workers.gates import Gates
 from taskline.workers.limits import TypeLimits
 from taskline.workers.lobby import Lobby
 from taskline.workers.ports import WorkerPorts
-from taskline.workers.recorder import Recorder
+from taskline.workers.recorder import RELEASE_SECONDS, Recorder
 from taskline.workers.registry import Registry
 from taskline.workers.slots import Slots
 
@@ -49,8 +49,6 @@ log = structlog.get_logger(__name__)
 # Outcomes may be on their way while new handlers run; beyond this the log is slower than the handlers, and new ones wait.
 MAX_UNSETTLED_PER_SLOT = 4
 _LEAST_MAX_UNSETTLED = 256
-# A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
-RELEASE_SECONDS = 3.0
 # How often a process notes that it does not stand still; well below FRESH_SECONDS.
 _AWAKE_SECONDS = 0.5
 _HIGH = frozenset((Priority.HIGH,))
@@ -361,6 +359,8 @@ class WorkerEngine:
         running = [run for run in self._running if run.waiting.assignment in leaving]
         for run in running:
             run.leaving = True
+            if run.line is not None:
+                run.line.stop()
         return running
 
     async def _hand_back(self, runs: Sequence[Execution], reason: str) -> None:

@@ -15,6 +15,7 @@ from taskline.workers.dispatch import Gate
 from taskline.workers.duplicates import Key
 from taskline.workers.executor import Executor
 from taskline.workers.feed import Waiting
+from taskline.workers.progress import LoopLine
 
 _ID_BYTES = 16
 
@@ -40,6 +41,7 @@ class Execution:
     """The state of one record on its way; changed by the conductor and the engine only."""
 
     __slots__ = (
+        "abort_asked",
         "aborted",
         "admitted",
         "again",
@@ -56,6 +58,7 @@ class Execution:
         "leaving",
         "left_behind",
         "limit_seconds",
+        "line",
         "opened",
         "outer",
         "phase",
@@ -104,6 +107,8 @@ class Execution:
         self.checked_at: float | None = None
         # True: that was too long ago when it was about to begin, so it did not.
         self.stale = False
+        # True: its task is to be cancelled; and its handler was stopped for that.
+        self.abort_asked = False
         # True: its handler was stopped since its task is to be cancelled.
         self.aborted = False
         # True: it holds a slot.
@@ -111,6 +116,8 @@ class Execution:
         # The asyncio task that takes the record all the way, and the handler's own.
         self.outer: asyncio.Task[None] | None = None
         self.handler: asyncio.Task[None] | None = None
+        # To the handler, from its beginning to its end.
+        self.line: LoopLine | None = None
         # Resolves when the handler has ended or is waited for no longer.
         self.ended: Future[None] | None = None
         # The time limit, and whether it has passed while the handler ran.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from taskline.errors import HandBack
 from taskline.schemas.events import PROCESS_DIED, ErrorCategory
 from taskline.workers.classify import classify
 from taskline.workers.outcome import ErrorInfo, describe_error
@@ -25,6 +26,8 @@ class Failure:
     exact: bool = False
     # False: another attempt can't help.
     retryable: bool = True
+    # True: the handler asked for its execution to be given back.
+    hand_back: bool = False
 
 
 def failure_of(error: BaseException, task: Task, *, now_ms: int | None = None) -> Failure:
@@ -44,6 +47,7 @@ def failure_of(error: BaseException, task: Task, *, now_ms: int | None = None) -
         retry_after_seconds=verdict.retry_after_seconds,
         exact=verdict.exact,
         retryable=verdict.category is not ErrorCategory.PERMANENT,
+        hand_back=isinstance(error, HandBack),
     )
 
 

@@ -17,7 +17,7 @@ import structlog
 from taskline.errors import OutcomeUnknown, StaleLease, Unavailable, UndecodableRecord, UnknownSchema
 from taskline.infra.role import Clock
 from taskline.schemas.events import DeadLettered, Expired, RetryScheduled
-from taskline.schemas.ids import TaskId
+from taskline.schemas.ids import TaskId, to_ms
 from taskline.settings import Settings
 from taskline.state.fold import Outcome
 from taskline.state.leases import Lease
@@ -29,6 +29,7 @@ from taskline.workers.lease_follow import LeaseFollower
 from taskline.workers.lease_reading import Found, LeaseReader
 from taskline.workers.lease_records import LeaseRecords
 from taskline.workers.lease_tokens import execution_of
+from taskline.workers.progress import pause_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,15 @@ class Extended:
     cancel_requested: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """How far the worker is."""
+
+    # From 0 to 1; None: it did not say.
+    fraction: float | None
+    message: str | None
+
+
 class LeaseOutcomes:
     """Takes the reports of one queue's workers."""
 
@@ -94,6 +104,7 @@ class LeaseOutcomes:
             self._patience,
             max(_LEAST_HEARTBEAT_SECONDS, settings.gateway.lease_seconds / _HEARTBEAT_SHARE),
         )
+        self._least_pause = settings.worker.progress_interval_seconds
         self._default_timeout_ms = round(settings.worker.default_timeout_seconds * _MS)
         # Failures that are being seen to: they go on when their request has run out of patience.
         self._failing: dict[TaskId, asyncio.Task[Lease]] = {}
@@ -137,7 +148,9 @@ class LeaseOutcomes:
 
         return await self._answer("fail", task_id, report())
 
-    async def extend(self, task_id: TaskId, token: str, *, seconds: float | None) -> Extended:
+    async def extend(
+        self, task_id: TaskId, token: str, *, seconds: float | None, said: Said | None = None
+    ) -> Extended:
         """The worker goes on; raises as `complete`.
 
         An extension that is in the log counts even if its answer was that nobody knows yet: a TimedOut that comes behind it changes nothing.
@@ -147,11 +160,14 @@ class LeaseOutcomes:
             token: of its lease.
             seconds: how long the lease shall last from now; None: as long as a new one. It never becomes shorter, and never lasts
                 beyond the task's time limit.
+            said: how far it is; written if the last one is long enough ago (`pause_seconds`), and lost otherwise.
         """
 
         async def report() -> Extended:
             execution, lease = await self._find(task_id, token)
             now_ms = self._clock.now_ms()
+            if lease.open and said is not None and self._due(lease, now_ms):
+                self._records.progressed(lease, said.fraction, said.message)
             asked_ms = self._lease_ms if seconds is None else round(seconds * _MS)
             until = min(now_ms + asked_ms, lease.started.at + self._limit_ms(lease) + _LAST_WORDS_MS)
             short = lease.lease_until - now_ms < asked_ms / 2
@@ -228,6 +244,12 @@ class LeaseOutcomes:
         self._failing.pop(execution, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("a failure could not be seen to; its lease's guard will", error=str(task.exception()))
+
+    def _due(self, lease: Lease, now_ms: int) -> bool:
+        if lease.progress is None:
+            return True
+        pause = pause_seconds((now_ms - lease.started.at) / _MS, self._least_pause)
+        return now_ms - to_ms(lease.progress.at) >= pause * _MS
 
     def _limit_ms(self, lease: Lease) -> int:
         return lease.submission.timeout_ms or self._default_timeout_ms

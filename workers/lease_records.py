@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from taskline.errors import Unavailable
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.log import (
     HEADER_TASK_ID,
@@ -38,6 +39,7 @@ from taskline.schemas.events import (
     Failed,
     LeaseExtended,
     LifecycleEvent,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -112,6 +114,16 @@ class LeaseRecords:
         await self._event(
             LeaseExtended(**self._of(lease), execution=lease.started.execution, lease_until=until)
         )
+
+    def progressed(self, lease: Lease, fraction: float | None, message: str | None) -> None:
+        """How far its worker is; appended once and not waited for, since a newer one follows, or the end."""
+        said = Progress(
+            **self._of(lease), execution=lease.started.execution, fraction=fraction, message=message
+        )
+        try:
+            self._lifecycle.append(said).add_done_callback(_lost_quietly)
+        except Unavailable as error:
+            log.debug("progress was lost", error=str(error))
 
     async def succeeded(self, lease: Lease, result: bytes | None) -> None:
         """The worker has done it."""
@@ -329,6 +341,11 @@ class LeaseRecords:
             "at": self._clock.now_ms(),
             "retain_until": submission.retain_until,
         }
+
+
+def _lost_quietly(appended: Future[Position]) -> None:
+    if not appended.cancelled() and appended.exception() is not None:
+        log.debug("progress was lost", error=str(appended.exception()))
 
 
 def trail_of(lease: Lease) -> Trail:

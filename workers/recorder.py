@@ -29,6 +29,7 @@ from taskline.schemas.events import (
     Expired,
     Failed,
     LifecycleEvent,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -50,6 +51,10 @@ log = structlog.get_logger(__name__)
 UNDECODABLE = "undecodable"
 # Why an execution was opened and not begun.
 OVER = "over"
+# Why one ended without an outcome: its handler said so.
+HANDED_BACK = "handed_back"
+# A Released is a courtesy to readers of the view (the task reads pending instead of running); it may not hold up a move.
+RELEASE_SECONDS = 3.0
 
 
 class Recorder:
@@ -79,6 +84,21 @@ class Recorder:
                 source_offset=place.offset,
             )
         )
+
+    def progressed(
+        self, run: Execution, admitted: Admitted, fraction: float | None, message: str | None
+    ) -> Future[Position]:
+        """How far the handler is; appended once, since a newer one follows, or the end."""
+        appended = self._lifecycle.append(
+            Progress(
+                **self._common(admitted.submission, admitted.attempt),
+                execution=run.id,
+                fraction=fraction,
+                message=message,
+            )
+        )
+        appended.add_done_callback(_lost_quietly)
+        return appended
 
     async def succeeded(self, run: Execution, admitted: Admitted, result: bytes | None) -> None:
         """The handler returned."""
@@ -179,6 +199,12 @@ class Recorder:
         return self._lifecycle.append(
             Released(**self._common(admitted.submission, admitted.attempt), execution=run.id, reason=reason)
         )
+
+    async def handed_back(self, run: Execution) -> None:
+        """The handler gave its execution back; as `released`, but heard of before its partition goes."""
+        released = self.released(run, HANDED_BACK)
+        released.add_done_callback(_lost_quietly)
+        await asyncio.wait([released], timeout=RELEASE_SECONDS)
 
     def trail(self, run: Execution, attempt: int, failure: Failure) -> Trail:
         """The errors of the earlier attempts, and this one."""
@@ -314,3 +340,8 @@ class Recorder:
 def deaths_of(admitted: Admitted, failure: Failure) -> int:
     """How many processes the task has killed that ran nothing else, or filled to their limit, after this failure."""
     return admitted.deaths + (failure.category in DEADLY)
+
+
+def _lost_quietly(appended: Future[Position]) -> None:
+    if not appended.cancelled() and appended.exception() is not None:
+        log.debug("an event was lost", error=str(appended.exception()))

@@ -15,7 +15,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -28,6 +28,7 @@ from taskline.schemas.types import TaskType
 from taskline.workers.classify import Classifier
 from taskline.workers.context import TaskContext
 from taskline.workers.limits import UNLIMITED, TypeLimits
+from taskline.workers.middleware import Middleware, layered, missing_hook
 from taskline.workers.retry import RetryPolicy
 from taskline.workers.signature import Signature, read_signature
 
@@ -116,6 +117,15 @@ class Task:
         if self._signature.takes_context:
             return self.handler(payload, ctx)
         return self.handler(payload)
+
+
+class _Layered(Task):
+    """A task whose handler is called inside middleware."""
+
+    def __init__(self, inner: Task, middleware: Sequence[Middleware]) -> None:
+        super().__init__(inner.type, inner.handler, inner._signature, inner.conduct)
+        # Instead of the method, so that a call costs nothing more than its layers.
+        self.call = layered(inner.call, middleware, is_async=inner.is_async)  # type: ignore[assignment, method-assign]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -255,13 +265,52 @@ def _schema(name: str, schema: SchemaLike | None, signature: Signature) -> Paylo
     raise InvalidTaskType(f"task {name!r}: a schema is Avro's JSON or a class, not {schema!r}")
 
 
-class Registry:
-    """Tasks by name; names are unique."""
+def _check_layers(task: Task, middleware: Iterable[Middleware]) -> None:
+    for each in middleware:
+        missing = missing_hook(each, is_async=task.is_async)
+        if missing is not None:
+            kind = "an `async def`" if task.is_async else "a plain"
+            raise InvalidRegistry(
+                f"{type(each).__qualname__} has no {missing}, so that {task.name!r}, {kind} handler, would run outside of it"
+            )
 
-    def __init__(self, *tasks: Task) -> None:
-        """Begin with `tasks`."""
+
+class Registry:
+    """Tasks by name; names are unique. Its middleware runs around the handlers of all of them."""
+
+    def __init__(self, *tasks: Task, middleware: Iterable[Middleware] = ()) -> None:
+        """Begin with `tasks` and `middleware`, the outermost first.
+
+        Raises:
+            InvalidRegistry: something else than a `Middleware` was given.
+        """
         self._tasks: dict[str, Task] = {}
+        self._middleware: tuple[Middleware, ...] = ()
+        # The tasks inside the middleware, made as they are asked for.
+        self._layered: dict[str, Task] = {}
         self.add(*tasks)
+        self.use(*middleware)
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """What runs around the handlers, the outermost first."""
+        return self._middleware
+
+    def use(self, *middleware: Middleware) -> None:
+        """Add middleware inside of what there is; before the worker starts.
+
+        Raises:
+            InvalidRegistry: something else than a `Middleware` was given, or it has nothing for some of the handlers.
+        """
+        for each in middleware:
+            if not isinstance(each, Middleware):
+                raise InvalidRegistry(
+                    f"{each!r} is no middleware: derive its class from taskline.Middleware, and give an instance"
+                )
+        for task in self._tasks.values():
+            _check_layers(task, middleware)
+        self._middleware += middleware
+        self._layered.clear()
 
     def task(self, name: str, **options: Unpack[TaskOptions]) -> Callable[[Handler], Task]:
         """As `task`, and add it."""
@@ -278,6 +327,7 @@ class Registry:
 
         Raises:
             InvalidTaskType: a name is taken, or something else than a task was given.
+            InvalidRegistry: the middleware has nothing for such a handler.
         """
         for each in tasks:
             if not isinstance(each, Task):
@@ -285,15 +335,22 @@ class Registry:
             known = self._tasks.get(each.name)
             if known is not None and known is not each:
                 raise InvalidTaskType(f"two tasks are named {each.name!r}: {known!r} and {each!r}")
+            _check_layers(each, self._middleware)
             self._tasks[each.name] = each
 
     def get(self, name: str) -> Task | None:
-        """The task of that name, None when there is none."""
-        return self._tasks.get(name)
+        """The task of that name as workers call it, inside the middleware; None when there is none."""
+        plain = self._tasks.get(name)
+        if plain is None or not self._middleware:
+            return plain
+        layers = self._layered.get(name)
+        if layers is None:
+            layers = self._layered[name] = _Layered(plain, self._middleware)
+        return layers
 
     def for_queue(self, queue: str) -> Registry:
-        """Only the tasks of one queue."""
-        return Registry(*(each for each in self if each.type.queue == queue))
+        """Only the tasks of one queue, with the middleware."""
+        return Registry(*(each for each in self if each.type.queue == queue), middleware=self._middleware)
 
     @property
     def names(self) -> tuple[str, ...]:

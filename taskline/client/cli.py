@@ -16,7 +16,7 @@ from rich.table import Table
 from taskline.client.calls import MAX_PAGE, ListFields
 from taskline.client.errors import NotEnded
 from taskline.client.options import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
-from taskline.client.results import Attempt, TaskSnapshot
+from taskline.client.results import Attempt, Progress, TaskSnapshot
 from taskline.client.sync import Client
 from taskline.infra.instants import INSTANT
 from taskline.schemas.events import Priority
@@ -142,9 +142,12 @@ def _print_json(document: Mapping[str, Any]) -> None:
 
 def _print_task(task: TaskSnapshot) -> None:
     """What there is of a task: a table on a terminal, name and value by a tab elsewhere."""
+    told: dict[str, Any] = dict(task.raw)
+    if task.progress is not None:
+        told["progress"] = _progress(task.progress)
     pairs = [
         (name, _plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-        for name, value in task.raw.items()
+        for name, value in told.items()
         if value is not None
     ]
     console = _console()
@@ -211,6 +214,12 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
         attempt.worker,
         error,
     )
+
+
+def _progress(progress: Progress) -> str:
+    percent = None if progress.fraction is None else f"{progress.fraction:.0%}"
+    said = " ".join(each for each in (percent, progress.message) if each)
+    return f"{said} ({_instant(progress.at)})"
 
 
 def _short(error_class: str, message: str) -> str:

@@ -8,6 +8,7 @@ import httpx
 
 from taskline.client.options import ClientOptions
 from taskline.client.wire import Answer, Lost, Request
+from taskline.infra.trace_context import current_traceparent
 
 
 class OptionFields(TypedDict, total=False):
@@ -45,6 +46,9 @@ def client_arguments(options: ClientOptions) -> dict[str, Any]:
 def request_arguments(request: Request, options: ClientOptions) -> dict[str, Any]:
     """For the `request` method of either."""
     headers = dict(request.headers)
+    traceparent = current_traceparent()
+    if traceparent is not None:
+        headers.setdefault("traceparent", traceparent)
     if request.body is not None:
         headers["content-type"] = "application/json"
     seconds = options.timeout_seconds + request.held_seconds

@@ -19,6 +19,7 @@ from taskline.client.results import (
     Event,
     History,
     LetterPage,
+    Progress,
     Replayed,
     SubmittedTask,
     TaskPage,
@@ -128,6 +129,7 @@ def snapshot(document: Document) -> TaskSnapshot:
         replayed_as=_perhaps(_id, document["replayed_as"]),
         retain_until=_instant(document["retain_until"]),
         raw=document,
+        progress=_perhaps(_progress, document.get("progress")),
     )
 
 
@@ -211,7 +213,12 @@ def _attempt(document: Document) -> Attempt:
         ended_at=_perhaps(_instant, document["ended_at"]),
         error=_perhaps(_error, document["error"]),
         reason=document["reason"],
+        progress=_perhaps(_progress, document.get("progress")),
     )
+
+
+def _progress(document: Document) -> Progress:
+    return Progress(fraction=document["fraction"], message=document["message"], at=_instant(document["at"]))
 
 
 def _event(document: Document) -> Event:

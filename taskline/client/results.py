@@ -53,6 +53,16 @@ class AttemptError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far an execution has come, by its handler's word."""
+
+    # From 0 to 1; None: the handler did not say.
+    fraction: float | None
+    message: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSnapshot:
     """A task as it was when the API answered."""
 
@@ -87,6 +97,8 @@ class TaskSnapshot:
     # After this the task may be forgotten.
     retain_until: datetime
     raw: Mapping[str, Any] = field(repr=False, compare=False)
+    # While it runs: the handler's newest word on how far it is.
+    progress: Progress | None = None
 
     @property
     def ended(self) -> bool:
@@ -107,6 +119,8 @@ class Attempt:
     error: AttemptError | None
     # Why it was handed back unfinished, in a word.
     reason: str | None
+    # The handler's last word on how far it was.
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

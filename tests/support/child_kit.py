@@ -51,9 +51,11 @@ def config(reference: str = "child_tasks:registry", memory_mb: int | None = None
 class Children:
     """An event loop, and a fork server that lives as long; tests make executors on it."""
 
-    def __init__(self, loop: str, memory_mb: int | None = None) -> None:
+    def __init__(
+        self, loop: str, memory_mb: int | None = None, *, reference: str = "child_tasks:registry"
+    ) -> None:
         self._runner = asyncio.Runner(loop_factory=LOOPS[loop])
-        self.server = ForkServer(config(memory_mb=memory_mb))
+        self.server = ForkServer(config(reference, memory_mb=memory_mb))
 
     @contextmanager
     def open(self) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskline.errors import SoftTimeout
+from taskline.errors import HandBack, SoftTimeout
 from taskline.workers import Registry, TaskContext
 
 registry = Registry()
@@ -296,3 +296,88 @@ def spin(payload: float) -> str:
 @registry.task("spin.async", cpu_seconds=0.3, isolation="alone")
 async def spin_async(payload: float) -> str:
     return spin(payload)
+
+
+@registry.task("tells")
+def tells(payload: list[list[Any]], ctx: TaskContext) -> None:
+    """Say each, wait as long as it says, and end."""
+    for fraction, message, seconds in payload:
+        ctx.progress(fraction, message)
+        time.sleep(seconds)
+
+
+@registry.task("tells.async")
+async def tells_async(payload: list[list[Any]], ctx: TaskContext) -> None:
+    for fraction, message, seconds in payload:
+        ctx.progress(fraction, message)
+        await asyncio.sleep(seconds)
+
+
+@registry.task("tells.much")
+def tells_much(payload: float, ctx: TaskContext) -> int:
+    """Speak as fast as can be, from threads of its own too, under a soft limit; how often."""
+    said = [0]
+    stop = threading.Event()
+
+    def speak() -> None:
+        while not stop.is_set():
+            ctx.progress(0.5, "x" * 100)
+            said[0] += 1
+
+    threads = [threading.Thread(target=speak) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        deadline = time.monotonic() + payload
+        while time.monotonic() < deadline:
+            ctx.progress(0.5, "y" * 100)
+            said[0] += 1
+    except SoftTimeout:
+        pass
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return said[0]
+
+
+@registry.task("tells.wrong")
+def tells_wrong(payload: float, ctx: TaskContext) -> None:
+    ctx.progress(payload)
+
+
+@registry.task("tells.forked")
+def tells_forked(payload: None, ctx: TaskContext) -> None:
+    """What a handler forks has no say."""
+    pid = os.fork()
+    if not pid:
+        ctx.progress(0.9, "from a fork")
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _heeds(payload: float, ctx: TaskContext) -> str:
+    deadline = time.monotonic() + payload
+    while time.monotonic() < deadline:
+        if ctx.should_stop:
+            return "stopped"
+        time.sleep(0.005)
+    return "not asked"
+
+
+_both("heeds", _heeds)
+
+
+@registry.task("waits.to.stop")
+async def waits_to_stop(payload: float, ctx: TaskContext) -> str:
+    try:
+        async with asyncio.timeout(payload):
+            await ctx.stopping()
+    except TimeoutError:
+        return "not asked"
+    return "stopped"
+
+
+@registry.task("hands.back")
+def hands_back(payload: None, ctx: TaskContext) -> None:
+    raise HandBack("not now")

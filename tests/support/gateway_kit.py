@@ -19,7 +19,7 @@ from taskline.workers.cancels import CancelGate
 from taskline.workers.failure import Failure
 from taskline.workers.lease_desk import Lent
 from taskline.workers.lease_gateway import Gateway, GatewayPorts
-from taskline.workers.lease_outcomes import Extended, Taken
+from taskline.workers.lease_outcomes import Extended, Said, Taken
 from taskline.workers.outcome import ErrorInfo
 from taskline.workers.registry import Registry
 
@@ -84,8 +84,11 @@ class MemoryGateway(MemoryRole):
     def fail(self, lent: Lent, *, permanent: bool = False, after: float | None = None) -> Taken:
         return self.call(self.gateway.outcomes.fail(lent.task_id, lent.token, failure(permanent, after)))
 
-    def extend(self, lent: Lent, seconds: float | None = None) -> Extended:
-        return self.call(self.gateway.outcomes.extend(lent.task_id, lent.token, seconds=seconds))
+    def extend(
+        self, lent: Lent, seconds: float | None = None, *, said: tuple[float | None, str | None] | None = None
+    ) -> Extended:
+        told = None if said is None else Said(fraction=said[0], message=said[1])
+        return self.call(self.gateway.outcomes.extend(lent.task_id, lent.token, seconds=seconds, said=told))
 
     def call(self, coroutine: Awaitable[T]) -> T:
         """Await something in this process, so that it dies with it."""

@@ -56,6 +56,9 @@ def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(records(LeaseRef), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
+    if hint is float:
+        # The only ones are fractions; what else a double can hold is refused where it is read.
+        return st.floats(0, 1)
     simple: dict[Any, st.SearchStrategy[Any]] = {
         str: st.text(st.characters(codec="utf-8"), max_size=20),
         bool: st.booleans(),
@@ -71,4 +74,4 @@ def _plain(hint: Any) -> Any:
         return (plain_record(LeaseRef),)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
-    return {str: "text", bytes: b"bytes", int: 7, bool: True, uuid.UUID: uuid.UUID(int=7)}[hint]
+    return {str: "text", bytes: b"bytes", int: 7, float: 0.5, bool: True, uuid.UUID: uuid.UUID(int=7)}[hint]

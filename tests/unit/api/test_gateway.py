@@ -24,7 +24,7 @@ from taskline.schemas.ids import new_task_id
 from taskline.settings import Settings
 from taskline.state.keys import MintedKey, Scope, mint
 from taskline.state.keys_memory import MemoryKeys
-from taskline.workers.lease_outcomes import Extended, Taken
+from taskline.workers.lease_outcomes import Extended, Said, Taken
 
 NOW_MS = SystemClock().now_ms()
 TASK = new_task_id(NOW_MS - 1_000)
@@ -46,8 +46,8 @@ class Outcomes:
     async def fail(self, *report: Any) -> Taken:
         return self._answer(report, Taken(outcome="retry_scheduled", due_ms=NOW_MS))
 
-    async def extend(self, *report: Any, seconds: float | None) -> Extended:
-        return self._answer((*report, seconds), Extended(remaining_seconds=60.0, cancel_requested=True))
+    async def extend(self, *report: Any, seconds: float | None, said: Said | None) -> Extended:
+        return self._answer((*report, seconds, said), Extended(remaining_seconds=60.0, cancel_requested=True))
 
     def _answer(self, report: tuple[Any, ...], answer: Any) -> Any:
         self.seen.append(report)
@@ -209,13 +209,16 @@ def test_a_failure_is_capped_and_judged_by_what_its_worker_says(
 
 def test_an_extension_is_bounded_and_tells_of_a_cancel() -> None:
     calls = Calls()
-    answer = calls.post(f"{TASK}/extend", {"lease_token": TOKEN, "seconds": 999_999, "progress": 0.5})
+    told = {"lease_token": TOKEN, "seconds": 999_999, "progress": 0.5, "message": "half"}
+    answer = calls.post(f"{TASK}/extend", told)
     assert answer.json() == {
         "task_id": str(TASK),
         "lease_remaining_seconds": 60.0,
         "cancel_requested": True,
     }
-    assert calls.outcomes.seen == [(TASK, TOKEN, 3_600.0)]
+    assert calls.outcomes.seen == [(TASK, TOKEN, 3_600.0, Said(fraction=0.5, message="half"))]
+    calls.post(f"{TASK}/extend", {"lease_token": TOKEN})
+    assert calls.outcomes.seen[1] == (TASK, TOKEN, None, None)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +236,7 @@ def test_an_extension_is_bounded_and_tells_of_a_cancel() -> None:
         (f"{TASK}/fail", {"lease_token": TOKEN}, 422),
         (f"{TASK}/extend", {"lease_token": TOKEN, "seconds": 0}, 422),
         (f"{TASK}/extend", {"lease_token": TOKEN, "progress": 2}, 422),
+        (f"{TASK}/extend", {"lease_token": TOKEN, "message": "m" * 501}, 422),
         (f"{TASK}/forget", {"lease_token": TOKEN}, 404),
     ],
 )

@@ -21,6 +21,7 @@ from taskline.schemas.events import (
     LeaseExtended,
     LifecycleEvent,
     Priority,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -54,6 +55,7 @@ FIELDS: dict[type[LifecycleEvent], dict[str, Any]] = {
     DeadLettered: {"reason": "exhausted"},
     CancelRequested: {"request_id": EXECUTION, "abort": True},
     Cancelled: {"execution": EXECUTION},
+    Progress: {"execution": EXECUTION, "fraction": 0.4, "message": "so far"},
 }
 
 
@@ -102,3 +104,8 @@ def test_a_lease_says_when_it_ends(kind: type[LifecycleEvent]) -> None:
 
 def test_a_start_without_a_lease_says_nothing_of_one() -> None:
     assert "lease_until" not in row_of(Started(**COMMON, **FIELDS[Started]))
+
+
+def test_progress_says_how_far_and_what() -> None:
+    row = row_of(Progress(**COMMON, **FIELDS[Progress]))
+    assert (row["fraction"], row["message"], row["execution"]) == (0.4, "so far", str(EXECUTION))

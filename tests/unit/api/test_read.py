@@ -49,6 +49,7 @@ def test_a_task_that_waits(api: Api) -> None:
         "result": None,
         "reason": None,
         "worker": None,
+        "progress": None,
         "root_id": str(task.task_id),
         "replay_of": None,
         "generation": 0,

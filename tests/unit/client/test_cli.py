@@ -21,7 +21,7 @@ from taskline.client import Client
 from taskline.client import cli as client_cli
 from taskline.client.cli import cancel, list_, status, wait
 from taskline.errors import TaskNotFound
-from taskline.schemas.events import ErrorCategory, Failed, Priority, Succeeded
+from taskline.schemas.events import ErrorCategory, Failed, Priority, Progress, Succeeded
 from taskline.schemas.ids import new_task_id
 
 
@@ -69,6 +69,25 @@ def test_a_state_is_shown_by_lines_or_as_json(api: Api, shell: Callable[..., Res
     document = json.loads(shell(status, str(task.task_id), "--history", "--json").stdout)
     assert document["result"] == {"km": 6.1}
     assert [each["outcome"] for each in document["history"]["attempts"]] == ["succeeded"]
+
+
+def test_how_far_a_task_is_is_shown_while_it_runs(api: Api, shell: Callable[..., Result]) -> None:
+    task, execution = submitted(), new_task_id(1)
+    api.store.put(
+        task,
+        started(task, execution),
+        event(Progress, task, execution=execution, fraction=0.4, message="page\x1b 2"),
+    )
+    lines = dict(line.split("\t") for line in shell(status, str(task.task_id)).stdout.splitlines())
+    assert lines["progress"].startswith("40% page\\x1b 2 (20")
+    told = json.loads(shell(status, str(task.task_id), "--json", "--history").stdout)
+    assert (told["progress"]["fraction"], told["progress"]["message"]) == (0.4, "page\x1b 2")
+    assert told["history"]["attempts"][0]["progress"] == told["progress"]
+    with client_cli.Client("http://test", None) as client:
+        seen = client.get(task.task_id).progress
+        assert seen is not None
+        assert (seen.fraction, seen.message, seen.at.tzinfo is not None) == (0.4, "page\x1b 2", True)
+        assert client.history(task.task_id).attempts[0].progress == seen
 
 
 def test_what_tasks_say_can_t_steer_a_terminal(api: Api, shell: Callable[..., Result]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from client_kit import TASK_ID
+from opentelemetry.sdk.trace import TracerProvider
 
 from taskline.client import Client, ClientOptions, SubmissionUnknown
 from taskline.client.connection import client_arguments, request_arguments
@@ -156,3 +157,14 @@ def test_the_environment_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client._options.url == "http://from-env"
     # They are no settings, and in nobody's way.
     load_settings({"TASKLINE_API_URL": "https://x", "TASKLINE_API_KEY": KEY})
+
+
+def test_the_current_span_goes_along() -> None:
+    request = Request(method="POST", path="/tasks", body=b"{}")
+    assert "traceparent" not in request_arguments(request, ClientOptions())["headers"]
+    with TracerProvider().get_tracer("test").start_as_current_span("submits") as span:
+        told = request_arguments(request, ClientOptions())["headers"]["traceparent"]
+        own = Request(method="POST", path="/tasks", body=b"{}", headers={"traceparent": "mine"})
+        assert request_arguments(own, ClientOptions())["headers"]["traceparent"] == "mine"
+    found = span.get_span_context()
+    assert told == f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"

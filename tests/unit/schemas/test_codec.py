@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -20,6 +21,7 @@ from taskline.schemas.events import (
     DeadLettered,
     LifecycleBatch,
     LifecycleEvent,
+    Progress,
     Record,
     Started,
     TaskSubmitted,
@@ -184,3 +186,10 @@ def test_a_start_from_before_there_were_leases_has_none() -> None:
     read = CODEC.decode(SINGLE_OBJECT_MAGIC + old.fingerprint + body[:-1], Started)
     assert read == plain
     assert read.lease_until is None
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), float("inf"), -0.1, 1.5])
+def test_a_fraction_that_is_none_is_undecodable(fraction: float) -> None:
+    event = replace(plain_record(Progress), fraction=fraction)
+    with pytest.raises(UndecodableRecord, match="fraction"):
+        CODEC.decode(CODEC.encode(event), Progress)

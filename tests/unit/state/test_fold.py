@@ -22,6 +22,7 @@ from taskline.schemas.events import (
     LeaseExtended,
     LifecycleEvent,
     Priority,
+    Progress,
     Released,
     RetryScheduled,
     Started,
@@ -131,6 +132,10 @@ def cancel(*, abort: bool = False, **values: object) -> CancelRequested:
 
 def cancelled(execution: uuid.UUID = A, **values: object) -> Cancelled:
     return Cancelled(**common(**values), execution=execution)
+
+
+def progress(execution: uuid.UUID = A, fraction: float | None = 0.5, **values: object) -> Progress:
+    return Progress(**common(**values), execution=execution, fraction=fraction, message="half")
 
 
 def statuses(*events: LifecycleEvent) -> list[str]:
@@ -356,6 +361,48 @@ def test_later_events_are_history_only() -> None:
     assert [event.event for event in told.events] == [*life, *later]
 
 
+def test_the_newest_progress_of_what_runs_is_shown() -> None:
+    events = (started(), progress(fraction=0.2, at=3), progress(fraction=0.7, at=4))
+    assert statuses(*events)[1:] == ["running"] * 3
+    told = fold(SUBMITTED, events).progress
+    assert told is not None
+    assert (told.fraction, told.message, told.at) == (0.7, "half", from_ms(NOW + 4))
+
+
+@pytest.mark.parametrize(
+    "end", [succeeded(), failed(), released(), crashed(), crashed(alone=False), cancelled()]
+)
+def test_an_execution_that_ends_takes_its_progress_into_the_history(end: LifecycleEvent) -> None:
+    events = (started(), progress(fraction=0.7), end)
+    assert fold(SUBMITTED, events).progress is None
+    (row,) = history(SUBMITTED, placed((*events, progress(fraction=0.9)))).attempts
+    assert row.progress is not None
+    assert row.progress.fraction == 0.7
+
+
+def test_a_new_attempt_begins_without_the_progress_of_the_last() -> None:
+    events = (started(A), progress(A, 0.7), failed(A), started(B, source=1, attempt=2))
+    assert fold(SUBMITTED, events).progress is None
+    told = fold(SUBMITTED, (*events, progress(A, 0.8), progress(B, 0.1))).progress
+    assert told is not None
+    assert told.fraction == 0.1
+
+
+def test_a_superseded_or_unknown_execution_says_nothing() -> None:
+    events = (started(A), started(B), progress(B, 0.1))
+    assert fold(SUBMITTED, (*events, progress(A, 0.9), progress(C, 0.9))) == fold(SUBMITTED, events)
+
+
+def test_of_two_that_run_the_later_one_speaks() -> None:
+    both = (started(A, source=1), started(B, source=2, attempt=2), progress(B, 0.1), progress(A, 0.9))
+    told = fold(SUBMITTED, both).progress
+    assert told is not None
+    assert told.fraction == 0.1
+    told = fold(SUBMITTED, (*both, released(B))).progress
+    assert told is not None
+    assert told.fraction == 0.9
+
+
 def test_history_places_events_in_the_lane() -> None:
     event = LaneEvent.at_sequence(4096 * 17 + 3, started())
     assert (event.offset, event.index) == (17, 3)
@@ -427,6 +474,12 @@ lives = st.lists(
         st.builds(lambda abort, at: cancel(abort=abort, at=at), st.booleans(), st.integers(0, 99)),
         st.builds(lambda execution, at: cancelled(execution, at=at), executions, st.integers(0, 99)),
         st.builds(lambda at: dead(at=at), st.integers(0, 99)),
+        st.builds(
+            lambda execution, fraction, at: progress(execution, fraction, at=at),
+            executions,
+            st.none() | st.floats(0, 1),
+            st.integers(0, 99),
+        ),
     ),
     max_size=12,
 )
@@ -464,6 +517,15 @@ def test_a_cancel_is_granted_exactly_where_nothing_runs(
         assert after == before
     else:
         assert after.status is TaskStatus.CANCELLED
+
+
+@given(submissions, lives, executions, st.floats(0, 1))
+def test_progress_changes_nothing_but_itself(
+    submission: TaskSubmitted, events: list[LifecycleEvent], execution: uuid.UUID, fraction: float
+) -> None:
+    before, after = fold(submission, events), fold(submission, [*events, progress(execution, fraction, at=7)])
+    assert replace(after, progress=before.progress) == before
+    assert after.progress is None or after.status is TaskStatus.RUNNING
 
 
 @given(lives)

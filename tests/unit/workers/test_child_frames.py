@@ -21,6 +21,7 @@ from taskline.workers.child_frames import (
     encode,
     read_message,
 )
+from taskline.workers.line import NOWHERE
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.binary(max_size=200),
@@ -83,5 +84,5 @@ def test_a_context_crosses_unchanged(priority: Priority) -> None:
     for ctx in (context(priority=priority), context(soft_seconds=3, attempt=7, traceparent="00-a-b-01")):
         message = encode((1, context_values(ctx)))
         ((_, read),) = FrameReader().feed(message)
-        assert context_of(read) == ctx
-        assert type(context_of(read).priority) is Priority
+        assert context_of(read, NOWHERE) == ctx
+        assert type(context_of(read, NOWHERE).priority) is Priority

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from taskline.errors import SoftTimeout
 from taskline.workers.child_alarm import Alarm
+from taskline.workers.child_line import PlainLine
 from taskline.workers.soft import SoftLimited
 
 
@@ -233,3 +235,23 @@ def test_an_alarm_outside_of_a_handler_raises_nothing(alarm: Alarm) -> None:
     time.sleep(0.05)
     assert alarm.call(lambda: "done", 10) == "done"
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_the_alarm_cuts_no_frame_off_that_is_being_written() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        alarm = Alarm()
+        writing: Any = types.SimpleNamespace(f_code=PlainLine._send.__code__)
+        elsewhere: Any = types.SimpleNamespace(f_code=PlainLine.progress.__code__)
+
+        def handler() -> None:
+            # As if it rang there.
+            alarm._ring(signal.SIGALRM, writing)
+            assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 1
+            with pytest.raises(SoftTimeout):
+                alarm._ring(signal.SIGALRM, elsewhere)
+
+        alarm.call(handler, 60)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from taskline.workers import Registry, TaskContext, task
 from taskline.workers.choice import executor_for
 from taskline.workers.executor import HandlerAbandoned, InlineExecutor, ThreadExecutor
 from taskline.workers.ports import WorkerPorts
+from taskline.workers.progress import LoopLine
 from taskline.workers.slots import Slots
 
 
@@ -337,3 +339,28 @@ def test_a_coroutine_cannot_ask_for_a_place_where_it_does_not_run(isolation: Any
 def test_a_plain_function_cannot_ask_for_a_place_where_it_does_not_run(isolation: Any) -> None:
     with pytest.raises(InvalidTaskType, match=r"child, thread or None"):
         Registry().task("t", isolation=isolation)(lambda payload: None)
+
+
+def test_a_thread_says_how_far_it_is_and_hears_that_it_is_to_stop(ctx: TaskContext) -> None:
+    heard: list[float | None] = []
+
+    def handler(payload: Any, ctx: TaskContext) -> str:
+        ctx.progress(0.5)
+        while not ctx.should_stop:
+            time.sleep(0.001)
+        return "stopped"
+
+    made = Registry().task("t")(handler)
+
+    async def scenario() -> str:
+        line = LoopLine(lambda fraction, _: heard.append(fraction), pace=lambda _: 0.0, now_ms=lambda: 0)
+        executor = ThreadExecutor(1)
+        running = asyncio.ensure_future(executor.run(made, None, replace(ctx, line=line, deadline_ms=1)))
+        await asyncio.sleep(0.05)
+        line.stop()
+        stopped = await running
+        executor.close()
+        return str(stopped)
+
+    assert asyncio.run(scenario()) == "stopped"
+    assert heard == [0.5]

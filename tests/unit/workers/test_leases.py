@@ -10,7 +10,7 @@ import pytest
 from gateway_kit import MemoryGateway, failure, taskline
 
 from taskline.errors import OutcomeUnknown, StaleLease
-from taskline.schemas.events import LeaseExtended, Started
+from taskline.schemas.events import LeaseExtended, Progress, Started
 from taskline.schemas.ids import TaskId
 from taskline.state.fold import Outcome
 from taskline.state.status import TaskStatus
@@ -121,6 +121,36 @@ def test_heartbeats_that_come_often_write_few_events(tl: InMemoryTaskline) -> No
         gateway.extend(lent)
     events = [placed.event for placed in tl.history(handle.task_id).events]
     assert sum(isinstance(event, LeaseExtended) for event in events) <= 7
+
+
+def test_a_worker_s_progress_is_shown_and_kept_in_bounds(tl: InMemoryTaskline) -> None:
+    gateway = MemoryGateway(tl).begin()
+    handle = tl.submit("a", 1)
+    lent = gateway.one("a")
+    for step in range(100):
+        gateway.extend(lent, said=(step / 100, f"page {step}"))
+        tl.advance(0.2)
+    told = tl.status(handle.task_id).progress
+    assert told is not None
+    assert told.fraction is not None
+    assert 0.9 <= told.fraction <= 0.99
+    assert told.message == f"page {round(told.fraction * 100)}"
+    gateway.complete(lent)
+    history = tl.history(handle.task_id)
+    assert 15 <= sum(isinstance(placed.event, Progress) for placed in history.events) <= 25
+    assert history.state.progress is None
+    assert history.attempts[0].progress is not None
+
+
+def test_progress_of_a_lease_that_ended_is_not_written(tl: InMemoryTaskline) -> None:
+    gateway = MemoryGateway(tl).begin()
+    handle = tl.submit("a", 1, max_retries=0)
+    lent = gateway.one("a")
+    tl.advance(LEASE + 5)
+    with pytest.raises(StaleLease):
+        gateway.extend(lent, said=(0.5, None))
+    tl.advance(1)
+    assert not any(isinstance(placed.event, Progress) for placed in tl.history(handle.task_id).events)
 
 
 def test_no_extension_outlasts_the_time_limit(tl: InMemoryTaskline) -> None:

@@ -1,0 +1,1 @@
+../../taskline/otel.py
