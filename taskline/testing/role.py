@@ -14,7 +14,6 @@ from taskline.testing.process import VirtualProcess
 from taskline.testing.world import World
 
 
-
 class MemoryRole(ABC):
     """What the worker and the delay role have in common."""
 

@@ -9,11 +9,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-import pytest
-from simulation.network import SimulatedNotices
 from simulation.run import run
 
-from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.processors import delay_core, projection
 from taskline.schemas.events import Succeeded
 from taskline.testing.projector import MemoryProjector
@@ -44,11 +41,11 @@ def _completing_twice() -> Iterator[None]:
     from taskline.workers.feed import Assignment
 
     complete = Assignment.complete
-    done: set[tuple[int, int]] = set()
+    done: set[tuple[Assignment, int]] = set()
 
     def once(self, offset):
-        if (id(self), offset) not in done:
-            done.add((id(self), offset))
+        if (self, offset) not in done:
+            done.add((self, offset))
             complete(self, offset)
 
     with mock.patch.object(Assignment, "complete", once):
@@ -56,7 +53,7 @@ def _completing_twice() -> Iterator[None]:
 
 
 def started_supersedes_nothing() -> AbstractContextManager[object]:
-    return mock.patch.object(fold, "_supersede", lambda task, event: None)
+    return mock.patch.object(fold, "_supersede", return_value=None)
 
 
 @contextmanager

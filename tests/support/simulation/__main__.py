@@ -9,6 +9,7 @@ from collections import Counter
 
 from rich.console import Console
 from rich.progress import track
+
 from simulation.run import run
 
 
@@ -31,7 +32,9 @@ def main() -> int:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     seeds, failed, reached = seeds_of(asked.seeds), [], Counter[str]()
     began = time.perf_counter()
-    for seed in track(seeds, "simulating", console=console, disable=not console.is_terminal or len(seeds) < 2):
+    for seed in track(
+        seeds, "simulating", console=console, disable=not console.is_terminal or len(seeds) < 2
+    ):
         report = run(seed)
         reached += report.reached
         if report.wrong:

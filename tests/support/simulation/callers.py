@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from gateway_kit import MemoryGateway, failure
+
 from simulation.ledger import Entry, act_of
 from simulation.plan import Job
-
 from taskline.errors import (
     DeliveryFailed,
     DeliveryUnknown,
@@ -21,8 +21,8 @@ from taskline.errors import (
     OutcomeUnknown,
     QueueFull,
     StaleLease,
-    TaskNotFound,
     TasklineError,
+    TaskNotFound,
     Unavailable,
 )
 from taskline.producers import AsyncTaskProducer
@@ -107,7 +107,9 @@ class Callers:
         api = await simulation.api()
         entry = Entry(job=job)
         now = from_ms(api.clock.now_ms())
-        options: dict[str, Any] = {"not_before": None if job.delay is None else now + timedelta(seconds=job.delay)}
+        options: dict[str, Any] = {
+            "not_before": None if job.delay is None else now + timedelta(seconds=job.delay)
+        }
         if job.start_by is not None:
             options["start_by"] = now + timedelta(seconds=job.start_by)
         entry.due_ms = None if job.delay is None else to_ms(options["not_before"])
@@ -129,8 +131,7 @@ class Callers:
             ledger.refused.add(job.number)
             return
         except DeliveryUnknown as error:
-            assert error.task_id is not None
-            ledger.unknown[TaskId(error.task_id)] = entry
+            ledger.unknown[TaskId(str(error.task_id))] = entry
             return
         except Died:
             ledger.lost.add(job.number)
@@ -171,11 +172,13 @@ class Callers:
             api, epoch = await simulation.api(), simulation.view_epoch
             before = ledger.told.get(task_id)
             try:
-                now = await api.call(
-                    api.reader.history(task_id, tenant=ledger.accepted[task_id].job.tenant)
-                )
+                now = await api.call(api.reader.history(task_id, tenant=ledger.accepted[task_id].job.tenant))
             except TaskNotFound:
-                if before is not None and epoch == simulation.view_epoch and before is ledger.told.get(task_id):
+                if (
+                    before is not None
+                    and epoch == simulation.view_epoch
+                    and before is ledger.told.get(task_id)
+                ):
                     simulation.wrong(f"I3 {task_id} was in the view and is not any more")
                 continue
             except (Unavailable, Died):
@@ -223,7 +226,9 @@ class Callers:
             try:
                 lents = await called(
                     gateway,
-                    gateway.gateway.desk.fetch(name, ("sim.leased",), limit=rng.choice([1, 3]), wait_seconds=3.0),
+                    gateway.gateway.desk.fetch(
+                        name, ("sim.leased",), limit=rng.choice([1, 3]), wait_seconds=3.0
+                    ),
                 )
             except Died:
                 lents = []
@@ -249,7 +254,9 @@ class Callers:
             await asyncio.sleep(min(left, lease / 3))
             if not await self._report(lent, "extend"):
                 return
-        await self._report(lent, "fail" if verb in ("fail", "permanent") else "complete", permanent=verb == "permanent")
+        await self._report(
+            lent, "fail" if verb in ("fail", "permanent") else "complete", permanent=verb == "permanent"
+        )
 
     async def _report(self, lent: Lent, report: str, *, permanent: bool = False) -> bool:
         """Report until it is known; False: the lease is over."""
@@ -257,13 +264,15 @@ class Callers:
         while True:
             gateway = await simulation.gateway()
             outcomes = gateway.gateway.outcomes
-            calls: dict[str, Any] = {
-                "extend": lambda: outcomes.extend(lent.task_id, lent.token, seconds=None),
-                "complete": lambda: outcomes.complete(lent.task_id, lent.token, b"1"),
-                "fail": lambda: outcomes.fail(lent.task_id, lent.token, failure(permanent)),
-            }
+            call: Coroutine[Any, Any, Any]
+            if report == "extend":
+                call = outcomes.extend(lent.task_id, lent.token, seconds=None)
+            elif report == "complete":
+                call = outcomes.complete(lent.task_id, lent.token, b"1")
+            else:
+                call = outcomes.fail(lent.task_id, lent.token, failure(permanent))
             try:
-                answer = await called(gateway, calls[report]())
+                answer = await called(gateway, call)
             except StaleLease as stale:
                 simulation.trace.note("report", f"{lent.task_id} {report} stale: {stale.reason}")
                 simulation.reached(f"{report} stale")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.ledger import Entry
 from simulation.plan import MOST_SKEW_MS
-
 from taskline.infra.log import HEADER_ATTEMPT, HEADER_CAUSE, HEADER_DUE, HEADER_TASK_ID, InRecord
 from taskline.infra.topics import projected_topics, waiting_topics
 from taskline.processors.projection import Layout
@@ -118,11 +117,17 @@ def _rebuilt(simulation: Simulation, records: list[InRecord]) -> MemoryView:
         partitions[record.position.topic, record.position.partition].append(record)
     order = [key for key, found in partitions.items() for _ in found]
     simulation.rng.shuffle(order)
-    turns = {key: iter(sorted(found, key=lambda each: each.position.offset)) for key, found in partitions.items()}
+    turns = {
+        key: iter(sorted(found, key=lambda each: each.position.offset)) for key, found in partitions.items()
+    }
     mixed = [next(turns[key]) for key in order]
     view = MemoryView(simulation.clock)
     projector = Projector(
-        view, None, simulation.codec, Layout.of(simulation.plan.settings), clock=simulation.clock  # type: ignore[arg-type]
+        view,
+        None,
+        simulation.codec,
+        Layout.of(simulation.plan.settings),
+        clock=simulation.clock,  # type: ignore[arg-type]
     )
 
     async def rebuild() -> None:
@@ -286,7 +291,9 @@ def _bounded(simulation: Simulation) -> None:
             "returning": len(engine._returning),
             "buffered": len(engine._lobby) + sum(feed.buffered for feed in engine._feeds.values()),
             "slots": engine._slots.used,
-            "undone": sum(each.tracker.unfinished for feed in engine._feeds.values() for each in feed.assignments),
+            "undone": sum(
+                each.tracker.unfinished for feed in engine._feeds.values() for each in feed.assignments
+            ),
         }
         _told_left(simulation, worker.name, left)
     for delay in simulation.roles["delay"]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simulation.plan import WORK, Job
-
 from taskline import Permanent, Registry, Retry, TaskContext
 from taskline.schemas.ids import TaskId
 from taskline.state.fold import TaskHistory

@@ -276,5 +276,3 @@ class SimulatedWorld(World):
 
     def rng(self) -> object:
         return self.simulation.new_rng()
-
-

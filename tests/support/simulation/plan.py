@@ -16,7 +16,11 @@ MOST_SKEW_MS = 300_000
 CALM_SHARE = 0.125
 WORK, LEASED = "work", "default"
 CRASH_POINTS = (
-    *(f"{when} append {topic}" for when in ("before", "after") for topic in ("lifecycle", "dlq", "dispatch", "delay")),
+    *(
+        f"{when} append {topic}"
+        for when in ("before", "after")
+        for topic in ("lifecycle", "dlq", "dispatch", "delay")
+    ),
     *(f"{when} {what}" for when in ("before", "after") for what in ("commit", "write")),
 )
 SESSION_SECONDS = 6.0

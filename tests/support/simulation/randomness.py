@@ -64,7 +64,9 @@ def seeded(seed: int, told: Callable[[str], None]) -> Iterator[None]:
         patch(lease_follow, "random", SimpleNamespace(Random=_Rng))
         for kind, place in _BY_PLACE.items():
             patches.enter_context(
-                mock.patch.object(kind, "__hash__", lambda self, place=place: zlib.crc32(repr(place(self)).encode()))
+                mock.patch.object(
+                    kind, "__hash__", lambda self, place=place: zlib.crc32(repr(place(self)).encode())
+                )
             )
         try:
             yield

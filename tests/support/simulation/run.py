@@ -24,7 +24,6 @@ from simulation.network import SimulatedBroker, SimulatedIntake, SimulatedView, 
 from simulation.plan import LEASED, SESSION_SECONDS, WORK, Plan, Trouble, draw
 from simulation.randomness import seeded
 from simulation.trace import Trace
-
 from taskline.infra.topics import Topics, projected_topics, topology, waiting_topics
 from taskline.schemas.catalogue import TypeCatalogue
 from taskline.schemas.codec import Codec
@@ -124,13 +123,13 @@ class Simulation:
         if not self._armed or process is None:
             return False
         if topic:
-            kind = next(
-                (kind for kind in ("lifecycle", "dlq", "delay") if kind in topic), "dispatch"
-            )
+            kind = next((kind for kind in ("lifecycle", "dlq", "delay") if kind in topic), "dispatch")
             name = f"{name} {kind}"
         if name not in self._armed:
             return False
-        role = next((role for roles in self.roles.values() for role in roles if role._process is process), None)
+        role = next(
+            (role for roles in self.roles.values() for role in roles if role._process is process), None
+        )
         if role is None:
             return False
         self._armed.remove(name)
@@ -176,13 +175,11 @@ class Simulation:
             await asyncio.sleep(0.1)
 
     async def _one(self, kind: str) -> Any:
-        while not self.roles[kind]:
+        while True:
+            ready = [role for role in self.roles[kind] if not isinstance(role, Api) or role.ready.is_set()]
+            if ready:
+                return self.rng.choice(ready)
             await asyncio.sleep(0.1)
-        role = self.rng.choice(self.roles[kind])
-        if isinstance(role, Api):
-            while not role.ready.is_set():
-                await asyncio.sleep(0.1)
-        return role
 
     # ---- roles ---------------------------------------------------------------------------------------------
 
@@ -394,7 +391,9 @@ class Simulation:
             lags = self.lags()
             quiet = quiet + 1 if not lags and not open_calls else 0
             if self.loop.time() > deadline:
-                self.wrong(f"I6 not at rest {REST_SECONDS:.0f} s after the heal: {lags}, {open_calls} callers")
+                self.wrong(
+                    f"I6 not at rest {REST_SECONDS:.0f} s after the heal: {lags}, {open_calls} callers"
+                )
                 return
 
     def lags(self) -> dict[str, int]:

@@ -41,7 +41,10 @@ class Trace:
         self._keep("fetch", f"{group} {len(records)} from {first.topic}/{first.partition}@{first.offset}")
 
     def committed(self, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
-        places = " ".join(f"{key.topic}/{key.partition}@{commit.offset}{'+holes' if commit.metadata else ''}" for key, commit in commits.items())
+        places = " ".join(
+            f"{key.topic}/{key.partition}@{commit.offset}{'+holes' if commit.metadata else ''}"
+            for key, commit in commits.items()
+        )
         self._keep("commit", f"{group} {places}")
 
     def digest(self) -> str:
