@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+SEEDS ?= 1..200
 
-.PHONY: help setup demo webhooks up down check lint typecheck imports test unit bench docs lock wheel clean
+.PHONY: help setup demo webhooks up down check lint typecheck imports test unit simulate bench docs lock wheel clean
 
 help:
 	@echo "make demo    the airports example on a local Kafka and Cassandra, everything started for it"
 	@echo "make webhooks the webhooks example: deliveries to receivers that misbehave, their retries and replays"
 	@echo "make test    all tests; starts Kafka and Cassandra itself"
+	@echo "make simulate SEEDS=1..500  the whole system in memory under faults drawn from seeds; SEEDS=17 repeats one"
 	@echo "make check   lint, formatting, types, import rules"
 	@echo "make up      Kafka and Cassandra on 127.0.0.1, kept running (make down stops them)"
 	@echo "make bench   what a task costs, stage by stage"
@@ -58,6 +60,9 @@ test: setup
 
 unit: setup
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)
+
+simulate: setup
+	PYTHONPATH=tests/support $(BIN)/python -m simulation $(SEEDS) $(SIMULATE_ARGS)
 
 bench: setup
 	$(BIN)/python -m bench

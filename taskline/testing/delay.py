@@ -18,6 +18,8 @@ class MemoryDelay(MemoryRole):
     def __init__(self, world: World) -> None:
         """Forward the records of `world`."""
         super().__init__(world, "delay")
+        # None: it has not come to it yet.
+        self.engine: DelayEngine | None = None
 
     def outstanding(self) -> list[str]:
         """What waits, or was forwarded and is not committed, in words."""
@@ -31,7 +33,7 @@ class MemoryDelay(MemoryRole):
         intake = self._intake(world.topics.delay_group, *waiting_topics(settings))
         tiers = Tiers.of(settings.delay.tiers)
         router = Router(world.topics, tiers, settings.topics.queues)
-        engine = DelayEngine(
+        engine = self.engine = DelayEngine(
             intake,
             log,
             router,

@@ -108,6 +108,13 @@ class MemoryGroup:
         loop = asyncio.get_running_loop()
         loop.call_later(after_seconds, self._expel, member, context=contextvars.Context())
 
+    def expel(self, member: GroupMember) -> None:
+        """Give up on a member that lives and was not heard of: its partitions go to others. Nobody tells it."""
+        self._members.pop(member, None)
+        for partition in self.owned_by(member):
+            del self._owners[partition]
+        self._rebalance()
+
     def _expel(self, member: GroupMember) -> None:
         self._silent.pop(member).set()
         self._members.pop(member, None)

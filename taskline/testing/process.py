@@ -42,11 +42,16 @@ class VirtualProcess:
         """Call `cut` first of all when the process is killed."""
         self._ties.append(cut)
 
+    def cut(self) -> None:
+        """Cut the ties: from now on nothing that it does reaches the outside."""
+        self.dead = True
+        ties, self._ties = self._ties, []
+        for tie in ties:
+            tie()
+
     async def kill(self) -> None:
         """Cut the ties, cancel the tasks, and see them end."""
-        self.dead = True
-        for cut in self._ties:
-            cut()
+        self.cut()
         for _ in range(_KILL_ROUNDS):
             for task in tuple(self._tasks):
                 task.cancel()
@@ -67,6 +72,16 @@ class VirtualProcess:
         if self.dead and not task.cancelled():
             # Retrieved, so that the loop does not report what a dead process would have raised.
             task.exception()
+
+
+def current_process() -> VirtualProcess | None:
+    """The process in whose context this is called; None: none."""
+    return _current.get()
+
+
+def process_of(context: contextvars.Context) -> VirtualProcess | None:
+    """The process that a context belongs to; None: none."""
+    return context.get(_current)
 
 
 def track(loop: asyncio.AbstractEventLoop) -> None:

@@ -15,12 +15,10 @@ from taskline.infra.topics import projected_topics
 from taskline.processors.projection import Layout
 from taskline.processors.projector import Projector
 from taskline.testing.errors import BackgroundError, FencedCommit
-from taskline.testing.intake import MemoryIntake
 from taskline.testing.log import MemoryLog
 from taskline.testing.process import VirtualProcess
 from taskline.testing.world import World
 
-_MS = 1_000
 # Virtual seconds between attempts to commit while the broker is away.
 _COMMIT_PAUSE_SECONDS = 1.0
 
@@ -33,12 +31,7 @@ class MemoryProjector:
         self._world = world
         self._topics = projected_topics(world.settings)
         self._process = VirtualProcess("memory-projector")
-        self._intake = MemoryIntake(
-            world.broker,
-            world.topics.projector_group,
-            self._topics,
-            session_seconds=world.settings.kafka.session_timeout_ms / _MS,
-        )
+        self._intake = world.intake(world.topics.projector_group, *self._topics)
         self._waiting: list[InRecord] = []
         self._arrived = asyncio.Event()
         self._offsets: dict[TopicPartition, int] = {}
@@ -161,12 +154,13 @@ class MemoryProjector:
                 await self._commit(taken, self._projector)
 
     async def _commit(self, records: Sequence[InRecord], projector: Projector) -> None:
-        touched = set()
+        # In an order of its own, for runs that are to be repeated exactly.
+        touched: dict[TopicPartition, None] = {}
         for record in records:
             key = TopicPartition(record.position.topic, record.position.partition)
             if key in self._offsets and projector.settles(record):
                 self._offsets[key] = record.position.offset + 1
-                touched.add(key)
+                touched[key] = None
         while commits := {key: Commit(offset=self._offsets[key]) for key in touched if key in self._offsets}:
             try:
                 await self._intake.commit(commits)

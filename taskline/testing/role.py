@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
 
 from taskline.testing.errors import BackgroundError
 from taskline.testing.intake import MemoryIntake
 from taskline.testing.log import MemoryLog
 from taskline.testing.process import VirtualProcess
 from taskline.testing.world import World
-
-_MS = 1_000
 
 
 class MemoryRole(ABC):
@@ -58,6 +58,21 @@ class MemoryRole(ABC):
     async def _run(self) -> None:
         """Serve until `_stop` is set."""
 
+    async def _unless_stopped(self, beginning: Coroutine[Any, Any, None]) -> bool:
+        """Wait for a step that may have to wait for the broker; False: it was told to stop meanwhile."""
+        step = asyncio.ensure_future(beginning)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((step, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not step.done():
+                step.cancel()
+        if not step.done():
+            return False
+        step.result()
+        return True
+
     def _log(self) -> MemoryLog:
         """A log that falls silent when the process is killed."""
         log = self._world.log()
@@ -66,7 +81,6 @@ class MemoryRole(ABC):
 
     def _intake(self, group: str, *topics: str) -> MemoryIntake:
         """A member of a group, which is cut off when the process is killed."""
-        session_seconds = self._world.settings.kafka.session_timeout_ms / _MS
-        intake = MemoryIntake(self._world.broker, group, topics, session_seconds=session_seconds)
+        intake = self._world.intake(group, *topics)
         self._process.tie(intake.sever)
         return intake

@@ -5,7 +5,6 @@ from __future__ import annotations
 from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.tiers import Tiers
 from taskline.schemas.events import Priority
-from taskline.testing.cancels import MemoryNotices
 from taskline.testing.role import MemoryRole
 from taskline.testing.world import World
 from taskline.workers.cancels import CancelGate
@@ -23,6 +22,8 @@ class MemoryWorker(MemoryRole):
         super().__init__(world, "worker")
         self.queue = queue
         self._registry = registry
+        # None: it has not come to it yet.
+        self.engine: WorkerEngine | None = None
 
     def __repr__(self) -> str:
         return f"MemoryWorker({self.name!r}, queue={self.queue!r})"
@@ -43,10 +44,11 @@ class MemoryWorker(MemoryRole):
         log, topics = self._log(), world.topics
         gate, notices = None, None
         if settings.worker.cancels:
-            notices = MemoryNotices(world.broker, topics.cancels(self.queue), world.codec, world.clock)
+            notices = world.notices(self.queue)
             self._process.tie(notices.sever)
             gate = CancelGate(notices, world.view, world.codec, world.clock)
-            await notices.start(gate.heard)
+            if not await self._unless_stopped(notices.start(gate.heard)):
+                return
         intakes = {
             priority: self._intake(
                 topics.worker_group(self.queue, priority), topics.dispatch(self.queue, priority)
@@ -67,10 +69,11 @@ class MemoryWorker(MemoryRole):
             types=world.types,
             clock=world.clock,
             cancels=gate,
+            rng=world.rng(),
             coroutines=InlineExecutor(world.clock),
             functions=InlineExecutor(),
         )
-        engine = WorkerEngine(
+        engine = self.engine = WorkerEngine(
             self._registry,
             ports,
             settings.worker,

@@ -12,7 +12,6 @@ from taskline.schemas.payloads import PayloadSchema
 from taskline.schemas.types import TaskType
 from taskline.settings import Settings
 from taskline.testing import InMemoryTaskline
-from taskline.testing.cancels import MemoryNotices
 from taskline.testing.role import MemoryRole
 from taskline.testing.world import World
 from taskline.workers.cancels import CancelGate
@@ -103,7 +102,7 @@ class MemoryGateway(MemoryRole):
     async def _run(self) -> None:
         world, settings = self._world, self._world.settings
         log, topics = self._log(), world.topics
-        notices = MemoryNotices(world.broker, topics.cancels(QUEUE), world.codec, world.clock)
+        notices = world.notices(QUEUE)
         self._process.tie(notices.sever)
         gate = CancelGate(notices, world.view, world.codec, world.clock)
         await notices.start(gate.heard)

@@ -385,3 +385,12 @@ with InMemoryTaskline(registry) as tl:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_that_waits_for_the_broker_since_its_start_can_be_stopped():
+    with InMemoryTaskline(registry, workers=False) as tl:
+        tl.broker.stop()
+        tl.start_worker()
+        stopping = tl._loop.create_task(tl.workers[0].stop())
+        tl.advance(10)
+        assert stopping.done()
