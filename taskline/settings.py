@@ -74,7 +74,7 @@ class KafkaSettings(_Section):
     session_timeout_ms: int = Field(
         45_000,
         ge=1_000,
-        description="A consumer silent for longer is taken for dead and its partitions move. Shorter: faster recovery after kill -9; longer: fewer moves on a slow machine. With group_protocol = \"consumer\" the broker's group.consumer.session.timeout.ms holds instead.",
+        description='A consumer silent for longer is taken for dead and its partitions move. Shorter: faster recovery after kill -9; longer: fewer moves on a slow machine. With group_protocol = "consumer" the broker\'s group.consumer.session.timeout.ms holds instead.',
     )
     group_protocol: Literal["classic", "consumer"] = Field(
         "classic",

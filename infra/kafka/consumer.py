@@ -96,23 +96,27 @@ def consumer_config(
     Offsets are committed by the intake only, and a group without one is an error, never a silent jump (`topics create` seeds
     them). Assignment is cooperative: what need not move keeps running through a rebalance.
     """
-    return client_config(kafka, client_id=client_id) | _membership(kafka) | {
-        "group.id": group,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "allow.auto.create.topics": False,
-        "max.poll.interval.ms": max(
-            kafka.session_timeout_ms,
-            _MIN_POLL_INTERVAL_MS,
-            round(options.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
-        ),
-        "fetch.wait.max.ms": options.fetch_wait_ms,
-        "fetch.queue.backoff.ms": _FETCH_QUEUE_BACKOFF_MS,
-        "queued.min.messages": options.queued_messages,
-        "queued.max.messages.kbytes": options.queued_kbytes,
-        "max.partition.fetch.bytes": options.fetch_bytes,
-    }
+    return (
+        client_config(kafka, client_id=client_id)
+        | _membership(kafka)
+        | {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+            "max.poll.interval.ms": max(
+                kafka.session_timeout_ms,
+                _MIN_POLL_INTERVAL_MS,
+                round(options.grace_seconds * _MS) + _POLL_INTERVAL_MARGIN_MS,
+            ),
+            "fetch.wait.max.ms": options.fetch_wait_ms,
+            "fetch.queue.backoff.ms": _FETCH_QUEUE_BACKOFF_MS,
+            "queued.min.messages": options.queued_messages,
+            "queued.max.messages.kbytes": options.queued_kbytes,
+            "max.partition.fetch.bytes": options.fetch_bytes,
+        }
+    )
 
 
 def _membership(kafka: KafkaSettings) -> dict[str, Any]:
