@@ -261,7 +261,7 @@ class Feed:
             self.commit()
 
     def begun(self, assignment: Assignment) -> None:
-        """Note that a handler is about to run; the commit is on its way before the Started that is awaited has been appended."""
+        """Note that a handler is about to run; a commit that tells of it follows within the time of a poll."""
         if not self._begun and self._commit is None:
             # Once a turn of the loop.
             asyncio.get_running_loop().call_soon(self._send_begun)

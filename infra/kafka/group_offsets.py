@@ -9,7 +9,6 @@ generation is over. A thread that waited for it would read nothing meanwhile, al
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,16 +45,13 @@ _SEED_COMMAND = "taskline topics create"
 
 
 class Offsets:
-    """The offsets of one consumer; used on its thread, but for `send`, which may be called on any."""
+    """The offsets of one consumer; used on its thread only."""
 
     def __init__(self, consumer: Consumer, group: str, *, unseeded: Collection[str] = ()) -> None:
         """Serve `consumer`, a member of `group`; topics that are `unseeded` begin at their beginning."""
         self._consumer = consumer
         self._unseeded = frozenset(unseeded)
         self._group = group
-        # What is sent and answered, and whether anything may be; a commit only puts a request into the client's queue, so nobody waits long.
-        self._lock = threading.Lock()
-        self._retired = False
         # Commits that were sent and not answered, oldest first; the broker handles them in this order.
         self._under_way: deque[tuple[Mapping[TopicPartition, Commit], Callable[[Exception | None], None]]] = (
             deque()
@@ -89,8 +85,7 @@ class Offsets:
                     raise translated(error, f"reading the offsets of group {self._group}") from error
                 log.warning("offsets can't be read; trying again", group=self._group, error=reason_of(error))
                 time.sleep(_PAUSE_SECONDS)
-        with self._lock:
-            self._owned.update((name, commit.offset) for name, commit in found.items())
+        self._owned.update((name, commit.offset) for name, commit in found.items())
         return found
 
     def send(
@@ -102,36 +97,28 @@ class Offsets:
             commits: the progress.
             done: called while polling, with None or the reason why it was not stored.
         """
-        refused: Exception | None = None
-        with self._lock:
-            current = self._newer(commits)
-            if current and self._retired:
-                refused = RuntimeError("the consumer has left its group")
-            elif current:
-                try:
-                    self._consumer.commit(offsets=_kafka(current), asynchronous=True)
-                except KafkaException as error:
-                    refused = error
-                else:
-                    self._under_way.append((current, done))
-                    return
-        done(refused)
-
-    def retire(self) -> None:
-        """Send nothing any more: the consumer is about to be closed, after which its methods must not be called."""
-        with self._lock:
-            self._retired = True
+        current = self._newer(commits)
+        if not current:
+            done(None)
+            return
+        try:
+            self._consumer.commit(offsets=_kafka(current), asynchronous=True)
+        except KafkaException as error:
+            done(error)
+        else:
+            self._under_way.append((current, done))
 
     def answered(self, error: KafkaError | None, partitions: Sequence[KafkaPartition]) -> None:
         """The client's answer to the oldest `send` (its on_commit)."""
+        if not self._under_way:
+            return
+        current, done = self._under_way.popleft()
         failure = error or next((each.error for each in partitions if each.error is not None), None)
-        with self._lock:
-            if not self._under_way:
-                return
-            current, done = self._under_way.popleft()
-            if failure is None:
-                self._stored(current)
-        done(None if failure is None else KafkaException(failure))
+        if failure is None:
+            self._stored(current)
+            done(None)
+        else:
+            done(KafkaException(failure))
 
     def store(self, commits: Mapping[TopicPartition, Commit], *, attempts: int = FINAL_ATTEMPTS) -> None:
         """Store final commits, before their partitions go; waits for the broker.
@@ -139,8 +126,7 @@ class Offsets:
         Raises:
             KafkaException: not stored.
         """
-        with self._lock:
-            current = self._newer(commits)
+        current = self._newer(commits)
         for attempt in range(1, attempts + 1):
             if not current:
                 return
@@ -155,15 +141,13 @@ class Offsets:
                     raise
                 time.sleep(_MOVING_PAUSE_SECONDS)
             else:
-                with self._lock:
-                    self._stored(current)
+                self._stored(current)
                 return
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Own these partitions no longer."""
-        with self._lock:
-            for name in partitions:
-                self._owned.pop(name, None)
+        for name in partitions:
+            self._owned.pop(name, None)
 
     def _newer(self, commits: Mapping[TopicPartition, Commit]) -> dict[TopicPartition, Commit]:
         owned = self._owned

@@ -16,6 +16,7 @@ import contextlib
 import threading
 import time
 from asyncio import Future
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -86,6 +87,8 @@ class KafkaIntake(Intake):
         # Resolve when a leaving member has made its final commit, and when it has left.
         self._committed: Future[None] | None = None
         self._ended: Future[None] | None = None
+        # Asked for by the loop, done by the thread; a deque's ends are atomic.
+        self._commits: deque[_CommitRequest] = deque()
         # What a callback found; raised once it has returned, since librdkafka must be told the outcome first.
         self._fault: Exception | None = None
         self._missing_since: float | None = None
@@ -104,8 +107,8 @@ class KafkaIntake(Intake):
     def commit(self, commits: Mapping[TopicPartition, Commit]) -> Future[None]:
         """Store progress; see `Intake`."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # At once, and not by the thread, which may be waiting for records.
-        self._offsets.send(commits, partial(_answer, done))
+        self._commits.append((commits, done))
+        self._flow.wake()
         return asyncio.wrap_future(done)
 
     def pause(self, partitions: Collection[TopicPartition] | None = None) -> None:
@@ -139,6 +142,7 @@ class KafkaIntake(Intake):
             )
             while not self._ending.is_set():
                 gate = self._flow.wait()
+                self._commit()
                 if gate is Gate.WAITING or self._ending.is_set():
                     continue
                 self._apply_flow(flowing=gate is Gate.OPEN)
@@ -152,16 +156,12 @@ class KafkaIntake(Intake):
             self._leave()
 
     def _leave(self) -> None:
-        for step, over in ((self._commit_finally, self._committed), (self._close, self._ended)):
+        for step, over in ((self._commit_finally, self._committed), (self._consumer.close, self._ended)):
             try:
                 step()
             except Exception as error:
                 log.warning("leaving the group failed", group=self._group, error=reason_of(error))
             self._call(_resolve, over)
-
-    def _close(self) -> None:
-        self._offsets.retire()
-        self._consumer.close()
 
     def _read(self) -> None:
         first = self._consumer.poll(_POLL_SECONDS)
@@ -277,6 +277,12 @@ class KafkaIntake(Intake):
 
     # ---- commits, on the consumer's thread ---------------------------------------------------------------------------
 
+    def _commit(self) -> None:
+        while self._commits:
+            commits, done = self._commits.popleft()
+            if done.set_running_or_notify_cancel():
+                self._offsets.send(commits, partial(_answer, done))
+
     def _commit_finally(self) -> None:
         """Finish, and commit while the group still counts on this member; in a rebalance that takes some polls."""
         names = self._flow.names
@@ -355,14 +361,15 @@ class KafkaIntake(Intake):
         self._flow.delivered()
 
 
+_CommitRequest = tuple[Mapping[TopicPartition, Commit], "concurrent.futures.Future[None]"]
+
+
 def _resolve(future: Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
 
 
 def _answer(done: concurrent.futures.Future[None], error: Exception | None) -> None:
-    if not done.set_running_or_notify_cancel():
-        return
     if error is None:
         done.set_result(None)
     else:

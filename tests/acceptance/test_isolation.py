@@ -54,6 +54,7 @@ def test_harm_is_contained_and_what_died_of_it_can_be_replayed(
             "exit": producer.submit("harm.exit", 3),
             "segfault": producer.submit("harm.segfault", None),
             "hang": producer.submit("harm.hang", None),
+            "hoard": producer.submit("harm.hoard", 200),
             "fail": producer.submit("harm.fail", None),
         }
         bystanders: list[TaskHandle] = []
@@ -94,6 +95,8 @@ def test_harm_is_contained_and_what_died_of_it_can_be_replayed(
         ("exit", "poison", 2),
         ("segfault", "poison", 3),
         ("hang", "exhausted", 3),
+        # Memory that it can't have counts as a death.
+        ("hoard", "poison", 3),
         ("fail", "exhausted", 3),
     ):
         state = died[name].state
@@ -103,6 +106,7 @@ def test_harm_is_contained_and_what_died_of_it_can_be_replayed(
     assert "3" in died["exit"].state.last_error.message
     assert "SEGV" in died["segfault"].state.last_error.message
     assert died["hang"].state.last_error.category == "timeout"
+    assert died["hoard"].state.last_error.category == "memory"
     assert died["fail"].state.last_error.message == "attempt 3"
     # The first death took others along, and does not count; the three that follow were its own.
     among = died["among others"]

@@ -54,6 +54,14 @@ def hangs(payload: None, ctx: TaskContext) -> str:
     return "alive"
 
 
+@registry.task("harm.hoard", retry=SOON, max_retries=9, memory_mb=64)
+def hoards(payload: int, ctx: TaskContext) -> str:
+    note(ctx)
+    if not mended():
+        bytearray(payload * 1024 * 1024)
+    return "alive"
+
+
 @registry.task("harm.exit_among_others", retry=SOON, max_retries=9)
 async def exits_among_others(payload: None, ctx: TaskContext) -> str:
     note(ctx)
