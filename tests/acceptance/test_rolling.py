@@ -1,6 +1,7 @@
 """Workers are restarted one by one under load: asked to leave, they repeat nothing that has finished; killed, only what was in flight.
 
-TASKLINE_TEST_TASKS says how many tasks run in each of the two tests, at least (1,000), TASKLINE_TEST_RESTART_SECONDS how far the restarts are apart (2).
+TASKLINE_TEST_TASKS says how many tasks run in each of the two tests, at least (500), TASKLINE_TEST_RESTART_SECONDS how far the restarts are apart (2). Workers are
+harmed for as long as tasks are submitted, so more tasks are more restarts.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from taskline.schemas.ids import TaskId
 from taskline.state.fold import Outcome, TaskHistory
 from taskline.state.status import TaskStatus
 
-TASKS = int(os.environ.get("TASKLINE_TEST_TASKS", "1000"))
+TASKS = int(os.environ.get("TASKLINE_TEST_TASKS", "500"))
 RESTART_SECONDS = float(os.environ.get("TASKLINE_TEST_RESTART_SECONDS", "2"))
 WORKERS = 4
-# At least; each costs a session.
-KILLS = 2
+# At least. Each costs the start of a worker, a kill a session besides.
+RESTARTS = 2
+KILLS = 1
 PER_SECOND = 100
 # Shorter than the longest handlers, so that some are handed back.
 GRACE_SECONDS = 1.0
@@ -61,7 +63,7 @@ class System:
     ledger: Ledger
     group: Group
     tasks: dict[TaskId, Position] = field(default_factory=dict)
-    # How many handlers each worker had begun when it was last restarted.
+    # How many handlers each worker had begun when that was last noted.
     begun: dict[str, int] = field(default_factory=dict)
 
     def busy(self, worker: Worker) -> bool:
@@ -69,6 +71,7 @@ class System:
         return self.ledger.begins(worker.name) > self.begun.get(worker.name, 0)
 
     def restarted(self, worker: Worker) -> None:
+        """What it has begun so far does not make it busy."""
         self.begun[worker.name] = self.ledger.begins(worker.name)
 
     def check(self) -> None:
@@ -105,7 +108,7 @@ def test_restarted_workers_repeat_nothing_that_finished(system: System, settings
         system.restarted(worker)
         worker.serve()
 
-    tasks, restarts = under_load(system, settings, restart, WORKERS)
+    tasks, restarts = under_load(system, settings, restart, RESTARTS)
     told = histories(settings, tasks, seconds=END_SECONDS)
     lines = system.ledger.lines()
     ran = Counter(outcome_of(lines.get(task_id, ())) for task_id in tasks)
@@ -185,6 +188,8 @@ def under_load(
                 submitted.append(outcome.task_id)
 
     ended = system.ledger.ended()
+    for worker in system.workers:
+        system.restarted(worker)
     submitter = threading.Thread(target=submit)
     submitter.start()
     harmed = 0
@@ -212,8 +217,8 @@ def items(enough: threading.Event) -> Iterator[Submission]:
     for number in itertools.count():
         if enough.is_set():
             return
-        if number % 100 == 0:
-            kind, ms = ("effect.loop", "effect.inline", "effect.child")[number // 100 % 3], 2_500
+        if number % 50 == 0:
+            kind, ms = ("effect.loop", "effect.inline", "effect.child")[number // 50 % 3], 2_500
         elif number % 4 == 3:
             kind, ms = "effect.child", number * 7 % 100
         else:
