@@ -59,6 +59,10 @@ class SlotHost(Protocol):
         """Return when the execution has a slot again."""
         ...
 
+    async def still_ours(self, run: Execution) -> None:
+        """Return when the execution's record is this process's for certain; at once, unless the process stood still."""
+        ...
+
 
 class Conductor:
     """Takes executions all the way; holds nothing between them."""
@@ -90,11 +94,11 @@ class Conductor:
                 break
             run.reopen()
             # It stood still between the check and the handler's first line: whose is the record now?
-            await run.waiting.assignment.feed.confirm()
+            await host.still_ours(run)
         if verdict is Verdict.RUN:
             run.phase = Phase.SETTLING
             host.handler_over(run)
-            await self._settle(run, admitted)
+            await self._settle(run, admitted, host)
         elif verdict is Verdict.ABORT:
             metrics.tasks(admitted.task.name, "cancelled").inc()
             await self._recorder.cancelled(run, admitted)
@@ -244,7 +248,7 @@ class Conductor:
             **run.facts(),
         )
 
-    async def _settle(self, run: Execution, admitted: Admitted) -> None:
+    async def _settle(self, run: Execution, admitted: Admitted, host: SlotHost) -> None:
         result, run.result = run.result, None
         error, run.error = run.error, None
         name = admitted.task.name
@@ -288,6 +292,8 @@ class Conductor:
                 metrics.tasks(name, "succeeded").inc()
                 await self._recorder.succeeded(run, admitted, encoded)
                 return
+        # What follows a failure begins something: only its owner may.
+        await host.still_ours(run)
         metrics.tasks(name, _OUTCOMES.get(failure.category, "failed")).inc()
         await self._follow(run, admitted, failure)
 

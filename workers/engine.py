@@ -215,6 +215,8 @@ class WorkerEngine:
                 "this process stood still; it asks its group before it starts anything",
                 seconds=now - self._awake_at,
             )
+            for run in self._running:
+                run.stood_still = run.leaving
             for feed in self._feeds.values():
                 if feed.assignments:
                     confirmed = feed.confirm()
@@ -275,6 +277,15 @@ class WorkerEngine:
             self._returning.append((run, admitted))
             self._schedule_pump()
             await admitted
+
+    async def still_ours(self, run: Execution) -> None:
+        """See `SlotHost`."""
+        frozen = self._frozen()
+        if run.stood_still:
+            # While it was being handed over, when nobody can be asked: the end of the hand-over, or the loss, ends this wait.
+            await asyncio.get_running_loop().create_future()
+        elif frozen:
+            await run.waiting.assignment.feed.confirm()
 
     def _readmit(self) -> None:
         """Give free slots to those who had one before."""

@@ -66,6 +66,7 @@ class Execution:
         "result",
         "slot",
         "stale",
+        "stood_still",
         "suspect",
         "timed_out",
         "waiting",
@@ -107,6 +108,8 @@ class Execution:
         self.checked_at: float | None = None
         # True: that was too long ago when it was about to begin, so it did not.
         self.stale = False
+        # True: the process stood still while the record was being handed over, and nobody knows whose it is.
+        self.stood_still = False
         # True: its task is to be cancelled; and its handler was stopped for that.
         self.abort_asked = False
         # True: its handler was stopped since its task is to be cancelled.

@@ -165,12 +165,6 @@ def test_what_it_finds_finished_stays_the_successors(evidence: Evidence) -> None
     unchanged(evidence, evidence.of(SUCCEEDING))
 
 
-@pytest.mark.xfail(
-    not STEADY,
-    raises=AssertionError,
-    strict=True,
-    reason="what ends in a worker that has been fenced without knowing it is recorded: a failure's retry runs although the task is over",
-)
 def test_what_fails_in_it_is_neither_retried_nor_buried(evidence: Evidence) -> None:
     tasks, topics = evidence.of(FAILING), Topics(namespace=evidence.settings.kafka.namespace)
     waited = sum(ends(evidence.settings, name) for name in waiting_topics(evidence.settings))
