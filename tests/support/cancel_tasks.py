@@ -12,8 +12,8 @@ from taskline.workers.retry import RetryPolicy
 
 registry = Registry()
 SOON = RetryPolicy(base_seconds=0.4, multiplier=1.0, cap_seconds=1.0)
-# Its retries come 1.5 to 4.5 s later.
-LATER = RetryPolicy(base_seconds=3.0, multiplier=1.0, cap_seconds=4.5)
+# Its retries come 0.5 to 1.5 s later.
+LATER = RetryPolicy(base_seconds=1.0, multiplier=1.0, cap_seconds=1.5)
 
 
 def note(word: str, ctx: TaskContext) -> None:
