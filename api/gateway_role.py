@@ -30,28 +30,23 @@ from taskline.infra.backoff import pauses
 from taskline.infra.intake import Intake
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
-from taskline.infra.kafka.cancel_notices import KafkaNotices
 from taskline.infra.kafka.consumer import IntakeOptions
 from taskline.infra.kafka.intake import KafkaIntake
-from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
-from taskline.infra.kafka.types import TypeDirectory
+from taskline.infra.kafka.lifecycle import LifecycleLog
 from taskline.infra.outbox import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from taskline.infra.role import SystemClock, process_name
 from taskline.infra.topics import Topics
-from taskline.schemas.codec import Codec
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
-from taskline.workers.cancels import CancelGate
 from taskline.workers.lease_gateway import Gateway, GatewayPorts
+from taskline.workers.surroundings import cancel_gate, followed_types, lifecycle_log
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 _FLUSH_SECONDS = 5.0
-# A lifecycle batch has a frame around its events, and a record one around it.
-_BATCH_MARGIN_BYTES = 2_048
 # What leaves a group waits for starts that are on their way; see `taskline.workers.lease_desk`.
 _GRACE_SECONDS = 15.0
 # A fetch of the client brings no more than a partition's room in memory, so that little is read twice when a replica leaves.
@@ -134,23 +129,16 @@ async def _gateway(
 
     await there(partial(check_topology, settings, queues=(queue,)))
     await there(codec.prepare)
-    directory = await there(partial(_directory, settings, codec))
+    directory = await there(partial(followed_types, settings, codec))
     cleanup.push_async_callback(asyncio.to_thread, directory.close)
     gate = None
     if settings.worker.cancels:
-        gate = await _gate(
+        gate = await cancel_gate(
             settings, codec, view, topics.cancels(queue), name=name, stop=stop, cleanup=cleanup
         )
     kafka_log = KafkaLog(settings, client_id=name, linger_ms=0.0)
     cleanup.push_async_callback(kafka_log.close, _FLUSH_SECONDS)
-    lifecycle = LifecycleLog(
-        kafka_log,
-        codec,
-        topics,
-        settings.topics.lanes,
-        settings.worker.lifecycle_linger_ms,
-        max_batch_bytes=min(DEFAULT_MAX_BATCH_BYTES, settings.topics.max_record_bytes - _BATCH_MARGIN_BYTES),
-    )
+    lifecycle = lifecycle_log(settings, kafka_log, codec, topics)
 
     def member(topic: str, group: str, tail: str) -> Intake:
         return KafkaIntake(
@@ -183,43 +171,6 @@ async def _gateway(
         gate=gate,
     )
     return Gateway(ports, settings, queue=queue, replica=name), lifecycle
-
-
-async def _gate(
-    settings: Settings,
-    codec: Codec,
-    view: GatewayView,
-    topic: str,
-    *,
-    name: str,
-    stop: asyncio.Event,
-    cleanup: AsyncExitStack,
-) -> CancelGate:
-    """The gate, once the notices of a day have been read; raises as `_gateway`."""
-
-    async def follow() -> CancelGate:
-        notices = KafkaNotices(settings.kafka, topic, codec, client_id=name)
-        gate = CancelGate(notices, view, codec, SystemClock())
-        try:
-            await notices.start(gate.heard)
-        except BaseException:
-            await notices.close()
-            raise
-        cleanup.push_async_callback(notices.close)
-        return gate
-
-    return await when_available(follow, stop, pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS), what="Kafka")
-
-
-def _directory(settings: Settings, codec: Codec) -> TypeDirectory:
-    """A directory that has read what is registered; it can't be started twice, so each attempt makes its own."""
-    directory = TypeDirectory(settings, codec=codec)
-    try:
-        directory.start()
-    except BaseException:
-        directory.close()
-        raise
-    return directory
 
 
 def _probe(settings: Settings) -> Callable[[], Awaitable[Callable[[], Awaitable[None]]]]:

@@ -19,21 +19,16 @@ from taskline.infra.available import Stopped, when_available
 from taskline.infra.backoff import pauses
 from taskline.infra.kafka.admin import check_topology
 from taskline.infra.kafka.asynclog import KafkaLog
-from taskline.infra.kafka.cancel_notices import KafkaNotices
 from taskline.infra.kafka.consumer import IntakeOptions
 from taskline.infra.kafka.intake import KafkaIntake
-from taskline.infra.kafka.lifecycle import DEFAULT_MAX_BATCH_BYTES, LifecycleLog
-from taskline.infra.kafka.types import TypeDirectory
 from taskline.infra.outbox import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from taskline.infra.role import SystemClock, process_name, run_role
 from taskline.infra.tiers import Tiers
 from taskline.infra.topics import Topics
-from taskline.schemas.codec import Codec
 from taskline.schemas.confluent import codec_for
 from taskline.schemas.events import Priority
 from taskline.settings import Settings
 from taskline.workers.cancel_view import LateView
-from taskline.workers.cancels import CancelGate
 from taskline.workers.child import ChildConfig
 from taskline.workers.children import ProcessExecutor
 from taskline.workers.children_loop import LoopExecutor
@@ -45,6 +40,7 @@ from taskline.workers.executor import Executor, InlineExecutor, ThreadExecutor
 from taskline.workers.limits_file import follow_limits, read_limits
 from taskline.workers.ports import WorkerPorts
 from taskline.workers.registry import Registry
+from taskline.workers.surroundings import cancel_gate, followed_types, lifecycle_log
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +48,6 @@ T = TypeVar("T")
 
 # What may still be on its way when the engine has ended are courtesies (Released); they get this long.
 _FLUSH_SECONDS = 5.0
-# A lifecycle batch has a frame around its events, and a record one around it.
-_BATCH_MARGIN_BYTES = 2_048
 
 
 def main(
@@ -131,25 +125,20 @@ async def run_worker(
             server.start()
         await there(partial(check_topology, settings, queues=(queue,)))
         await there(codec.prepare)
-        directory = await there(partial(_directory, settings, codec))
+        directory = await there(partial(followed_types, settings, codec))
         cleanup.push_async_callback(asyncio.to_thread, directory.close)
         await there(partial(directory.register, registry.types))
         gate = None
         if settings.worker.cancels:
-            gate = await _gate(settings, codec, topics.cancels(queue), name, stop=stop, cleanup=cleanup)
+            view = LateView(settings)
+            cleanup.push_async_callback(view.close)
+            gate = await cancel_gate(
+                settings, codec, view, topics.cancels(queue), name=name, stop=stop, cleanup=cleanup
+            )
         # Events gather in their lanes already; a second wait in the client would only delay each start.
         kafka_log = KafkaLog(settings, client_id=name, linger_ms=0.0)
         cleanup.push_async_callback(kafka_log.close, _FLUSH_SECONDS)
-        lifecycle = LifecycleLog(
-            kafka_log,
-            codec,
-            topics,
-            settings.topics.lanes,
-            settings.worker.lifecycle_linger_ms,
-            max_batch_bytes=min(
-                DEFAULT_MAX_BATCH_BYTES, settings.topics.max_record_bytes - _BATCH_MARGIN_BYTES
-            ),
-        )
+        lifecycle = lifecycle_log(settings, kafka_log, codec, topics)
         ports = WorkerPorts(
             intakes={
                 priority: _intake(settings, topics, queue, priority, name)
@@ -236,38 +225,6 @@ def _executors(settings: Settings, server: ForkServer | None) -> _Executors:
     }
 
 
-async def _gate(
-    settings: Settings,
-    codec: Codec,
-    topic: str,
-    name: str,
-    *,
-    stop: asyncio.Event,
-    cleanup: contextlib.AsyncExitStack,
-) -> CancelGate:
-    """The gate, once the notices of a day have been read.
-
-    Raises:
-        Stopped: `stop` came first.
-        WrongTopology: there is no such topic.
-    """
-    view = LateView(settings)
-    cleanup.push_async_callback(view.close)
-
-    async def follow() -> CancelGate:
-        notices = KafkaNotices(settings.kafka, topic, codec, client_id=name)
-        gate = CancelGate(notices, view, codec, SystemClock())
-        try:
-            await notices.start(gate.heard)
-        except BaseException:
-            await notices.close()
-            raise
-        cleanup.push_async_callback(notices.close)
-        return gate
-
-    return await when_available(follow, stop, pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS), what="Kafka")
-
-
 async def _either(done: asyncio.Future[None], stop: asyncio.Event) -> None:
     """Wait for one of them."""
     stopping = asyncio.ensure_future(stop.wait())
@@ -276,17 +233,6 @@ async def _either(done: asyncio.Future[None], stop: asyncio.Event) -> None:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-
-
-def _directory(settings: Settings, codec: Codec) -> TypeDirectory:
-    """A directory that has read what is registered; it can't be started twice, so each attempt makes its own."""
-    directory = TypeDirectory(settings, codec=codec)
-    try:
-        directory.start()
-    except BaseException:
-        directory.close()
-        raise
-    return directory
 
 
 def _intake(settings: Settings, topics: Topics, queue: str, priority: Priority, name: str) -> KafkaIntake:
