@@ -68,7 +68,7 @@ class Evidence:
     committed_after: Mapping[int, Commit]
     lines: Mapping[TaskId, list[Line]]
     # Tasks that were submitted afterwards, and who ran them.
-    later: Mapping[TaskId, str]
+    later: Mapping[TaskId, str | None]
     exits: tuple[int, ...]
 
     def of(self, kinds: tuple[str, ...]) -> list[TaskId]:
@@ -120,8 +120,7 @@ def evidence(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ev
             zombie.signal(signal.SIGCONT)
         time.sleep(AFTERMATH_SECONDS)
         zombie.wait_until(lambda: zombie.times(ASSIGNED) > assigned, seconds=30, what="a member again")
-        later = [producer.submit("effect.inline", {"ms": 1}).task_id for _ in range(AFTERWARDS)]
-        ran = histories(settings, later, seconds=END_SECONDS)
+        later = serve_again(settings, producer)
         after = histories(settings, kinds, seconds=0.0)
         committed_after = dict(group.look())
         exits = tuple(role.stop() for role in (zombie, successor, delay, projector))
@@ -134,7 +133,7 @@ def evidence(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ev
         committed=committed,
         committed_after=committed_after,
         lines=ledger.lines(),
-        later={task_id: (told.state.result or b"").decode() for task_id, told in ran.items()},
+        later=later,
         exits=exits,
     )
 
@@ -183,8 +182,19 @@ def test_it_commits_nothing_and_serves_again(evidence: Evidence) -> None:
         assert evidence.committed_after[number].offset >= commit.offset
     who = Counter(evidence.later.values())
     print(f"afterwards: {dict(who)}")
-    assert set(who) == {json.dumps(UNLUCKY), json.dumps(SUCCESSOR)}
+    assert set(who) == {UNLUCKY, SUCCESSOR}
     assert evidence.exits == (0, 0, 0, 0)
+
+
+def serve_again(settings: Settings, producer: TaskProducer) -> Mapping[TaskId, str | None]:
+    """Submit until both workers have run some: a group that settles may take its partitions from the returned one once more."""
+    ran: dict[TaskId, str | None] = {}
+    deadline = time.monotonic() + END_SECONDS
+    while len(set(ran.values())) < len({UNLUCKY, SUCCESSOR}) and time.monotonic() < deadline:
+        later = [producer.submit("effect.inline", {"ms": 1}).task_id for _ in range(AFTERWARDS)]
+        done = histories(settings, later, seconds=END_SECONDS)
+        ran |= {task_id: json.loads(told.state.result or b"null") for task_id, told in done.items()}
+    return ran
 
 
 def handing_over(settings: Settings, worker: Worker) -> bool:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.servers
 
 SECONDS = 60.0
 # Of Schemathesis: the time in which it makes up requests, and a bound on all that it does.
-FUZZ_SECONDS = 60
+FUZZ_SECONDS = 30
 RUN_SECONDS = 150.0
 CHECKS = (
     "not_a_server_error",
@@ -49,7 +49,8 @@ def map_path_parameters(context, path_parameters):
         made_up = uuid.UUID(path_parameters["task_id"]).int
     except (KeyError, TypeError, ValueError, AttributeError):
         return path_parameters
-    return path_parameters | {"task_id": (IDS * 4 + [path_parameters["task_id"]])[made_up % (len(IDS) * 4 + 1)]}
+    real = DEAD if context.operation.path.startswith("/dead-letters") else IDS
+    return path_parameters | {"task_id": (real * 4 + [path_parameters["task_id"]])[made_up % (len(real) * 4 + 1)]}
 """
 
 
@@ -387,7 +388,8 @@ def test_a_fuzzer_finds_no_fault_of_the_server_and_no_answer_that_is_not_documen
     """Schemathesis over all operations, with ids of real tasks in many states among those that it makes up."""
     victim = settle(system, f"fuzzed-{secrets.token_hex(4)}")
     ids = [str(each) for each in (*victim.tasks, never_was(victim.tasks[0]))]
-    (tmp_path / "hooks.py").write_text(f"IDS = {ids!r}\n{REAL_IDS}")
+    dead = [str(each) for each in (*victim.dead, victim.tasks[0])]
+    (tmp_path / "hooks.py").write_text(f"IDS = {ids!r}\nDEAD = {dead!r}\n{REAL_IDS}")
     (tmp_path / "schemathesis.toml").write_text('hooks = "hooks.py"\n')
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TASKLINE_")}
     done = subprocess.run(
