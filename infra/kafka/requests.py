@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +34,16 @@ RETRY_SECONDS = 0.05
 _NO_LEADER = -1
 # One attempt of a request that is repeated: on a new cluster the first look for a group's coordinator goes unanswered.
 _ATTEMPT_SECONDS = 5.0
+# The same for the making of topics, which takes a small broker a while when there are many.
+_CREATE_ATTEMPT_SECONDS = 15.0
+_SILENT = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
 # What a broker says for a moment after topics were made, or after it started.
 _NOT_READY = MOVING | frozenset(
     {
@@ -128,35 +138,52 @@ class TopicRequests:
     def create(self, specs: Sequence[TopicSpec]) -> list[str]:
         """Create topics; one that somebody else makes at the same moment counts as theirs.
 
+        Asked again while there is no answer: a broker that stood still was seen to give none to a request of that time, and answered the next at once.
+
         Returns:
             The names of those created here.
         """
-        if not specs:
-            return []
-        futures = self._admin.create_topics(
-            [
-                NewTopic(
-                    spec.name,
-                    num_partitions=spec.partitions,
-                    replication_factor=spec.replication_factor,
-                    config=dict(spec.config),
-                )
-                for spec in specs
-            ],
-            operation_timeout=self._timeout,
-            request_timeout=self._timeout,
-        )
+        deadline = time.monotonic() + self._timeout
+        unanswered: dict[str, TopicSpec] = {}
+        missing = {spec.name: spec for spec in specs}
         created = []
-        for name, future in futures.items():
-            try:
-                future.result(timeout=self._timeout)
-            except (KafkaException, TimeoutError) as error:
-                cause = kafka_error(error)
-                if cause is None or cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise translated(error, f"creating topic {name}") from error
-            else:
-                created.append(name)
+        while missing:
+            seconds = min(max(RETRY_SECONDS, deadline - time.monotonic()), _CREATE_ATTEMPT_SECONDS)
+            patience = time.monotonic() + seconds
+            silent: dict[str, TopicSpec] = {}
+            for name, future in self._creations(missing.values(), seconds).items():
+                try:
+                    future.result(timeout=max(0.0, patience - time.monotonic()))
+                except (KafkaException, TimeoutError) as error:
+                    cause = kafka_error(error)
+                    code = None if cause is None else cause.code()
+                    if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                        # Its request may have been answered by deeds alone.
+                        created += [name] if name in unanswered else []
+                    elif (isinstance(error, TimeoutError) or code in _SILENT) and time.monotonic() < deadline:
+                        silent[name] = missing[name]
+                    else:
+                        raise translated(error, f"creating topic {name}") from error
+                else:
+                    created.append(name)
+            missing = silent
+            unanswered |= silent
         return created
+
+    def _creations(self, specs: Iterable[TopicSpec], seconds: float) -> Mapping[str, Future[Any]]:
+        wanted = [
+            NewTopic(
+                spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=spec.replication_factor,
+                config=dict(spec.config),
+            )
+            for spec in specs
+        ]
+        made: Mapping[str, Future[Any]] = self._admin.create_topics(
+            wanted, operation_timeout=seconds, request_timeout=seconds
+        )
+        return made
 
     def await_topics(
         self, specs: Sequence[TopicSpec], *, settled: Callable[[TopicSpec, ObservedTopic], bool]
